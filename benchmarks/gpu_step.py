@@ -56,11 +56,12 @@ def config_of(shape: str, attention: str):
 
 def batch_of(config) -> dict[str, np.ndarray]:
     """Returns a full batch of random words."""
-    from bert_jax.config.entries import entry_of
 
     (phase,), draw = config.phases, np.random.default_rng(0)
     rows, length, most = phase.global_batch_size, phase.sequence_length, phase.max_predictions
-    words, objective = config.model.vocab_size, entry_of(config, "objective")
+    from bert_jax.registry import OBJECTIVES
+
+    words, objective = config.model.vocab_size, OBJECTIVES[config.objective]
     starts = np.zeros((rows, length), np.int32)
     is_packed = config.data.packing != "none"
     if is_packed:
@@ -87,9 +88,9 @@ def batch_of(config) -> dict[str, np.ndarray]:
 def ours(shape: str, attention: str):
     import jax
 
-    from bert_jax.config.entries import entry_of
     from bert_jax.model import sharding
     from bert_jax.model.attention.implementation import serving
+    from bert_jax.registry import OBJECTIVES
     from bert_jax.update.flops import peak_flops, train_flops
     from bert_jax.update.state import TrainState
     from bert_jax.update.step import compile_lowered, lower_train_step
@@ -99,7 +100,7 @@ def ours(shape: str, attention: str):
     jax.set_mesh(mesh)
     state = TrainState.create(config).to_mesh(mesh)
     batch = jax.device_put(batch_of(config), sharding.batch_sharding(mesh))
-    objective = entry_of(config, "objective")
+    objective = OBJECTIVES[config.objective]
     step = compile_lowered(lower_train_step(config, state, batch, objective=objective))
     flops = train_flops(objective, config.model, config.phases[0])
     length, kind = config.phases[0].sequence_length, jax.devices()[0].device_kind

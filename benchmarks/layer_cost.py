@@ -29,12 +29,12 @@ from flax import nnx
 from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bert_jax.config import ModelConfig
+from bert_jax.config import Mixing, ModelConfig
 from bert_jax.files import write_json, write_whole
 from bert_jax.model.layer_spec import layer_specs
 from bert_jax.model.mask import Mask
 from bert_jax.pretrained.model_card import markdown_table
-from bert_jax.registry import ATTENTION, MIXERS, POSITIONS
+from bert_jax.registry import ATTENTION, POSITIONS
 from bert_jax.versions import installed
 
 LENGTHS, WIDTHS, ROUNDS = (128, 256, 512, 1024, 2048, 4096), (64, 128, 256, 512), 7
@@ -43,8 +43,8 @@ HEAD_SIZE, WINDOW = 64, 32
 KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "attention": ({}, "n² d"),
     "restricted": ({"attention_window": WINDOW}, "r n d"),
-    "convolution": ({"mixer": "convolution"}, "k n d²"),
-    "gru": ({"mixer": "gru"}, "n d²"),
+    "convolution": ({"mixer": Mixing.of_kind("convolution")()}, "k n d²"),
+    "gru": ({"mixer": Mixing.of_kind("gru")()}, "n d²"),
 }
 _LEVEL = 0.95
 # A call that is shorter than this is made several times for one measurement.
@@ -73,7 +73,7 @@ def mixing(model: ModelConfig, *, length: int) -> tuple[Callable[..., jax.Array]
     parameters.
     """
     (layer,) = layer_specs(model)
-    modules = MIXERS[model.mixer].build(model, layer, rngs=nnx.Rngs(0))
+    modules = model.mixer.entry().build(model, layer, rngs=nnx.Rngs(0))
     graphs = {name: nnx.split(module) for name, module in modules.items()}
     position = POSITIONS[model.position_embedding_type](model, rngs=nnx.Rngs(0))
     place = np.arange(length, dtype=np.int32)[None]
@@ -81,7 +81,7 @@ def mixing(model: ModelConfig, *, length: int) -> tuple[Callable[..., jax.Array]
 
     def mix(params: Any, x_BLD: jax.Array) -> jax.Array:
         own = {name: nnx.merge(graph, params[name]) for name, (graph, _) in graphs.items()}
-        return MIXERS[model.mixer](
+        return model.mixer.entry()(
             SimpleNamespace(config=model, layer=layer, **own),
             x_BLD,
             x_BLD,
@@ -142,7 +142,7 @@ def measure(
         programs.append((program, arrays))
         memory = program.memory_analysis()
         (layer,) = layer_specs(model)
-        flops = MIXERS[model.mixer].flops(model, layer, length=length, queries=length)
+        flops = model.mixer.entry().flops(model, layer, length=length, queries=length)
         points.append({
             "kind": kind, "width": width, "length": length, "flops": 3 * flops, "rounds": [],
             "bytes": 0 if memory is None else int(memory.temp_size_in_bytes),

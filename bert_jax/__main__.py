@@ -47,11 +47,11 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
     from bert_jax import config_loader
     from bert_jax.cli import options, output, usage
 
-    parser = usage.command_parser()
-    arguments = usage.parse(parser, sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    parser = usage.command_parser(words)
+    arguments = usage.parse(parser, words)
     verb = usage.verb_module(arguments.verb)
-    names = usage.options_by_name(parser)
-    output.show_messages(names)
+    output.show_messages(usage.options_by_name(parser))
     kept = getattr(verb, "INTERRUPTED", _NOTHING_KEPT)
     if ending is not None:
         ending.name, ending.kept = f"bert-jax {arguments.verb}", kept
@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
     def refuse(*lines: object) -> None:
+        # The error may name options of other verbs.
+        names = usage.options_by_name(usage.command_parser())
         start = f"bert-jax {arguments.verb}: error: "
         for line in lines:
             say(start + output.in_options(str(line), names))

@@ -1,14 +1,12 @@
-"""Finds the config that a command line means: a shipped name, a file, and fields changed one by
-one.
+"""Finds the config of a command: a shipped name or a file, and changes of single options.
 
-A config is a Python function (`configs/NAME.py`, `def config() -> TrainConfig`), can be changed
-field by field (`model.hidden_size=256`, `phases.0.steps=100`), and is stored with a run
-as JSON, which is only ever parsed. `bert-jax show CONFIG` prints the result.
+A config is a Python function (`configs/NAME.py`, `def config() -> TrainConfig`). Options can be
+changed one by one (`model.hidden_size=256`, `phases.0.steps=100`). The config of a run is stored as
+JSON, which is parsed and never executed.
 """
 
 import contextlib
 import contextvars
-import dataclasses
 import json
 import re
 import sys
@@ -18,128 +16,96 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import config as configs
+from bert_jax import config as config_module
 from bert_jax import strict_json
-from bert_jax.config import (
-    PhaseConfig,
-    TrainConfig,
-    entries,
-    field_names,
-    flatten,
-    from_dict,
-    to_dict,
-)
-from bert_jax.config.fields import numbered
+from bert_jax.config import TrainConfig, field_at, flatten, from_dict, to_dict
+from bert_jax.config.conversion import join
+from bert_jax.config.fields import fields_of, is_kind, is_section
 from bert_jax.config_checks import complete, validate
 from bert_jax.errors import UsageError, brief, did_you_mean
 from bert_jax.files import read_plain
 
-# Whether a config is being loaded, whose file may load others.
+# Whether a config is being loaded. Its file may load others.
 _IS_LOADING = contextvars.ContextVar("_IS_LOADING", default=False)
 
 
 def override(config: TrainConfig, assignments: Sequence[str]) -> TrainConfig:
-    """Applies `section.field=value` assignments in order.
+    """Applies `section.option=value` assignments: first those that choose a kind, then all others.
 
-    Values are read as JSON where that succeeds (`3`, `1e-4`, `true`), else taken as text. Indices
-    reach into tuples (`phases.0.steps=100`); `phases=[{...}]` replaces the whole tuple, and
-    `mesh={"fsdp": 4}` the fields that it names.
+    Values are read as JSON where possible (`3`, `1e-4`, `true`), and as text otherwise. Numbers
+    index tuples (`phases.0.steps=100`). `phases=[{...}]` replaces the tuple, `mesh={"fsdp": 4}`
+    replaces the options that it names. A kind that is chosen keeps the options that it has in
+    common with the old kind.
     """
+
+    def keeps_kind(assignment: tuple[str, Any]) -> bool:
+        path = assignment[0]
+        found = field_at(config, path)
+        return not (path.endswith(".kind") or (found is not None and is_kind(found.item)))
+
     values = to_dict(config)
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        if not equals:
-            raise UsageError(f"override {assignment}: write it as section.field=value")
-        try:
-            value = strict_json.parse(text)
-        except json.JSONDecodeError:
-            value = text
-        except ValueError as error:
-            raise UsageError(f"override {path.strip()}: {error}") from error
-        try:
-            _assign(values, path.strip(), value)
-        except _UnknownField as error:
-            known, here = (*flatten(values), *configs.option_paths()), error.names
-            if section := _changed_section(path.strip()):
-                phase = ".".join(path.strip().split(".")[:2])
-                known = [f"{phase}.{each}" for each in known if each.startswith(f"{section}.")]
-                here = dict.fromkeys(p.removeprefix(f"{phase}.{section}.") for p in known)
-            hint = field_names.suggestion(path.strip(), known, here)
-            raise UsageError(f"override {path.strip()}: no field {error}.{hint}") from None
-    return from_dict(values)
+    for path, value in sorted(map(_parsed, assignments), key=keeps_kind):
+        for name in reversed(path.split(".")):
+            value = {name: value}
+        values = _merged(values, TrainConfig, value, "")
+    try:
+        return from_dict(values)
+    except UsageError as error:
+        raise UsageError(f"override {_with_path(str(error), config)}") from error
 
 
-class _UnknownField(Exception):
-    """A name that its section does not have."""
-
-    def __init__(self, name: str, names: Iterable[str]):
-        super().__init__(brief(name))
-        self.names = list(names)
-
-
-def _assign(values: Any, path: str, value: Any) -> None:
-    *parents, last = path.split(".")
-    here: Any = values
-    seen: list[str] = []
-    for name in [*parents, last]:
-        key: Any = name
-        if isinstance(here, list):
-            indices = {str(index): index for index in range(len(here))}
-            if name not in indices:
-                listed = f"entries 0 to {len(here) - 1}" if here else "no entries"
-                raise UsageError(
-                    f"override {path}: {'.'.join(seen)} has {listed}, not {brief(name)}"
-                )
-            key = indices[name]
-        elif not isinstance(here, dict):
-            raise UsageError(f"override {path}: {'.'.join(seen)} is a value, not a section")
-        elif key not in here and not _is_option(path):
-            section = _changed_section(path)
-            if not section or configs.setting_of(path) is None:
-                raise _UnknownField(last if section else key, here)
-        seen.append(str(key))
-        if len(seen) <= len(parents):
-            here = here.setdefault(key, {}) if isinstance(here, dict) else here[key]
-            continue
-        old = here.get(key) if isinstance(here, dict) else here[key]
-        if isinstance(old, dict) and not isinstance(value, dict):
-            close = field_names.meant(path, (f"{path}.{name}" for name in old))
-            hint = field_names.suggestion(path, close) if close else ""
-            raise UsageError(
-                f"override {path}: expected a section of fields, got {brief(value)}.{hint}"
-            )
-        here[key] = _merged(old, value)
+def _parsed(assignment: str) -> tuple[str, Any]:
+    path, equals, text = assignment.partition("=")
+    path = path.strip()
+    if not equals:
+        raise UsageError(f"override {path}: write it as section.option=value")
+    try:
+        return path, strict_json.parse(text)
+    except json.JSONDecodeError:
+        return path, text
+    except ValueError as error:
+        raise UsageError(f"override {path}: {error}") from error
 
 
-def _merged(old: Any, new: Any) -> Any:
-    """Returns a section with the fields that another one names as that has them; `new` itself where
-    not both are sections.
-    """
+def _merged(old: Any, cls: Any, new: Any, path: str) -> Any:
+    """Returns the JSON form of a value of class `cls` with the options that another one names."""
+    if is_kind(cls) and isinstance(new, str):
+        new = {"kind": new}
+    if isinstance(old, list) and isinstance(new, dict):
+        known = {str(number) for number in range(len(old))}
+        for name in new.keys() - known:
+            there = f"items 0 to {len(old) - 1}" if old else "no items"
+            raise UsageError(f"override {path} has {there}, not {brief(name)}")
+        return [_merged(item, cls, new[str(number)], f"{path}.{number}")
+                if str(number) in new else item for number, item in enumerate(old)]  # fmt: skip
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
-    return old | {name: _merged(old.get(name), value) for name, value in new.items()}
+    name = new.get("kind", old.get("kind"))
+    if is_kind(cls) and isinstance(name, str) and name in cls.table:
+        cls = cls.of_kind(name)
+        old = {each: value for each, value in old.items() if each in fields_of(cls)} | {
+            "kind": name
+        }
+    fields = fields_of(cls) if is_section(cls) else {}
+    return old | {
+        each: _merged(old.get(each), fields[each].item, value, join(path, each))
+        if each in fields
+        else value
+        for each, value in new.items()
+    }
 
 
-def _is_option(path: str) -> bool:
-    """Returns whether the last name of a path is an option of an entry; not yet of which one."""
-    prefix, _, name = path.rpartition(".")
-    section = configs.section_at(prefix)
-    return section is not None and entries.owners(section, name)[0] is not None
-
-
-def _changed_section(path: str) -> str:
-    """Returns the section of which a phase changes a field: `model` of `phases.1.model.rope_theta`;
-    nothing for another path.
-    """
-    _, phase, inner = numbered(path).partition("phases.N.")
-    section, dot, _ = inner.partition(".")
-    return section if phase and dot and section in PhaseConfig.sections else ""
+def _with_path(error: str, config: TrainConfig) -> str:
+    """Returns an error about an unknown option with the paths of options of the same name."""
+    path, unknown, _ = error.partition(": no such field.")
+    name = path.rpartition(".")[2]
+    found = [each for each in flatten(config) if each.rpartition(".")[2] == name and each != path]
+    paths = " or ".join(map(repr, found[:3]))
+    return f"{path}{unknown} Did you mean {paths}?" if unknown and found else error
 
 
 def config_directory() -> Path:
-    """Returns the directory of the shipped configs: inside the wheel, or at the root of a
-    checkout.
-    """
+    """Returns the directory of the shipped configs: in the wheel, or at the root of a checkout."""
     package = Path(__file__).parent
     shipped = package / "configs"
     return shipped if shipped.is_dir() else package.parent / "configs"
@@ -152,12 +118,11 @@ def shipped_names() -> list[str]:
 def load_config(
     name_or_path: str, overrides: Sequence[str] = (), *, checked: bool = True
 ) -> TrainConfig:
-    """Returns the checked config behind a shipped name, a `.py` file, or a run's `config.json`.
+    """Returns the checked config of a shipped name, a `.py` file, or a run's `config.json`.
 
-    A `.py` config is code and is executed: it is the user's own, named on the command line.
-    A `.json` one is only ever parsed. With `checked=False` its values may not go together yet. What
-    follows from other fields is there once no file of a config changes these any more: not yet in
-    what such a file loads.
+    A `.py` config is code of the user and is executed. A `.json` config is only parsed. With
+    `checked=False` its values may contradict each other. A config that a `.py` file loads is not
+    completed (config_checks.complete): the file may still change it.
     """
     is_inner, token = _IS_LOADING.get(), _IS_LOADING.set(True)
     try:
@@ -202,14 +167,21 @@ def load_config_json(path: Path) -> TrainConfig:
 def config_in(values: Any, path: Path | str) -> TrainConfig:
     """Returns the config in the content of a config.json. Raises UsageError, which names `path`."""
     # The config.json of a run has the config in one field, next to versions and fingerprint.
+    inner = values.get("config", values) if isinstance(values, dict) else values
+    with _prefix(f"config {path}: "):
+        return from_dict(inner, TrainConfig)
+
+
+@contextlib.contextmanager
+def _prefix(text: str) -> Iterator[None]:
     try:
-        return from_dict(values.get("config", values) if isinstance(values, dict) else values)
+        yield
     except UsageError as error:
-        raise UsageError(f"config {path}: {error}") from error
+        raise UsageError(f"{text}{error}") from error
 
 
 def _run(path: Path, overrides: Sequence[str]) -> TrainConfig:
-    """Returns the changed config of a `.py` file, which may also register entries (registry.py)."""
+    """Returns the changed config of a `.py` file, which may register entries (registry.py)."""
     namespace = execute(path)
     if not callable(namespace.get("config")):
         functions = [name for name, value in namespace.items() if callable(value)]
@@ -221,23 +193,17 @@ def _run(path: Path, overrides: Sequence[str]) -> TrainConfig:
 
 
 def _returned(path: Path, function: Callable[[], Any]) -> TrainConfig:
-    """Returns what the function of a `.py` config returns, every value of the type of its field."""
+    """Returns the result of the function of a `.py` config, checked for the types of its values."""
     with errors_of(path):
         config = function()
     if not isinstance(config, TrainConfig):
         raise UsageError(f"config {path}: config() returned {type(config).__name__}")
-    try:
-        return from_dict(to_dict(config))
-    except UsageError as error:
-        raise UsageError(f"config {path}: {error}") from error
-    except TypeError as error:
-        raise UsageError(
-            f"config {path}: a field holds what no config can: {error}; is a call's () missing?"
-        ) from error
+    with _prefix(f"config {path}: "):
+        return from_dict(to_dict(config), TrainConfig)
 
 
 def execute(path: Path) -> dict[str, Any]:
-    """Executes a Python file of the user's, and returns what it defines.
+    """Executes a Python file of the user, and returns its definitions.
 
     Raises UsageError, with file and line, if it cannot be read or fails.
     """
@@ -247,7 +213,7 @@ def execute(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"cannot read {path}: {reason}") from error
-    # A module of its own, so that its classes can be named and its functions found.
+    # A separate module, so that its classes can be named and its functions found.
     module = types.ModuleType(name)
     module.__file__ = str(path)
     sys.modules[name] = module
@@ -258,7 +224,7 @@ def execute(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """Turns what goes wrong in a user's file into one line that names the line."""
+    """Turns an error in a user's file into one line with the line number."""
     try:
         yield
     except SyntaxError as error:
@@ -270,41 +236,25 @@ def errors_of(path: Path) -> Iterator[None]:
         where = f"{path}, line {lines[-1]}" if lines else str(path)
         if isinstance(error, UsageError):
             raise UsageError(f"{where}: {error.args[0]}", *error.args[1:]) from error
-        # An ImportError ends with the place of the module.
+        # An ImportError ends with the path of the module.
         text = re.sub(r" \(/[^()]*\)$", "", str(error))
-        raise UsageError(
-            f"{where}: {type(error).__name__}: {text}{_suggestion(error, path)}"
-        ) from error
+        hint = _suggestion(error, path)
+        raise UsageError(f"{where}: {type(error).__name__}: {text}{hint}") from error
 
 
 def _suggestion(error: BaseException, path: Path) -> str:
-    """Returns what to do about an error of a file: the name that an unknown one resembles
-    (`TrainConfig(max_step=...)`), or the folder that Python must know.
-    """
+    """Returns the fix of an error in a user's file: the nearest name, or the folder to import."""
     if isinstance(error, SystemExit):
         return "; a file that is executed here must not end the program"
     if isinstance(error, AttributeError) and error.name:
         return _close(error.name, dir(error.obj))
-    if isinstance(error, NameError) and error.name:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        known = {} if trace is None else trace.tb_frame.f_globals | trace.tb_frame.f_locals
-        return _close(error.name, known)
-    if isinstance(error, ImportError):
-        lost = re.search(r"cannot import name '(\w+)'", str(error))
-        beside = path.resolve().with_name(error.name or path.name)
-        is_there = beside.is_dir() or beside.with_suffix(".py").is_file()
-        if isinstance(error, ModuleNotFoundError) and is_there:
-            return f". It lies beside the file: set PYTHONPATH={beside.parent}"
-        module = sys.modules.get(error.name or "")
-        return _close(lost[1], dir(module)) if lost and module else ""
+    if isinstance(error, ModuleNotFoundError):
+        module = path.resolve().with_name(error.name or path.name)
+        if module.is_dir() or module.with_suffix(".py").is_file():
+            return f". It is next to the file: set PYTHONPATH={module.parent}"
     found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-    section = getattr(configs, found[1], None) if found else None
-    if found is None or not dataclasses.is_dataclass(section):
-        return ""
-    names = [field.name for field in dataclasses.fields(section)]
-    return "." + field_names.suggestion(found[2], flatten(TrainConfig()), names)
+    section = getattr(config_module, found[1], None) if found else None
+    return _close(found[2], fields_of(section)) if found and section else ""
 
 
 def _close(name: str, names: Iterable[str]) -> str:
@@ -313,5 +263,5 @@ def _close(name: str, names: Iterable[str]) -> str:
 
 
 def path_or_address(text: str) -> Path | str:
-    """Returns a path; or an address such as gs://BUCKET/PATH, in which Path would drop a slash."""
+    """Returns a path, or an address such as gs://BUCKET/PATH: Path would drop a slash."""
     return text if "://" in text else Path(text)

@@ -1,34 +1,19 @@
-"""Tables lead from a name in a config to what the name stands for: one table for each axis of runs.
+"""Registries lead from a name in a config to its implementation: one registry for each choice.
 
-A built-in entry is one line here and one file elsewhere, imported when it is first asked for: a
-config is read in an instant. A config that is a `.py` file, or a file given with `extend`,
-registers its own entries: `OBJECTIVES.register("mine", Mine())`.
+A built-in entry is one line here and one file elsewhere. The file is imported when its entry is
+first used, so that a config can be read without JAX. A config that is a `.py` file, or a file given
+with `extend`, registers its own entries: `OBJECTIVES.register("mine", Mine())`.
 """
 
-import dataclasses
 import functools
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from bert_jax.errors import UsageError, brief, did_you_mean
-
-
-class _Place(NamedTuple):
-    """A statement that registers, and the execution of its file."""
-
-    file: str  # "" in a notebook
-    line: int
-    execution: Any
-
-    def repeats(self, other: "_Place") -> bool:
-        """Returns whether this is the same statement, or one of the same file executed again."""
-        is_again = self.line == other.line or self.execution is not other.execution
-        return self.file == other.file and (is_again or not self.file)
-
 
 # A package that the core works without. Its entries are built in where it is installed.
 LABORATORY = "bert_jax_lab"
@@ -46,70 +31,53 @@ def is_available(place: str) -> bool:
 
 
 class Registry:
-    """One table. Its built-in entries are "MODULE:NAME" or "MODULE:TABLE:KEY" until asked for."""
-
-    _all: ClassVar[list["Registry"]] = []
+    """One registry. Its built-in entries are "MODULE:NAME" or "MODULE:TABLE:KEY" until used."""
 
     def __init__(
         self, field: str, builtin: Mapping[str, str], *, object_of: str = "", subclass_of: str = ""
     ):
-        """`field` is what chooses an entry, as messages name it. An entry is an object of the class
-        "MODULE:NAME", or a subclass of another; where neither is given, a function.
+        """`field` is the option that chooses an entry, for messages. An entry is an object of the
+        class "MODULE:NAME", or a subclass of one. With neither, it is a function, or the class that
+        declares the options of its kind (config/fields.py).
         """
-        self._field, self._section = field, field.rpartition(".")[0] or field
+        self._field = field
         self._builtin = {name: place for name, place in builtin.items() if is_available(place)}
         self._object_of, self._subclass_of = object_of, subclass_of
         self._entries: dict[str, Any] = {}
-        self._places: dict[str, _Place] = {}
-        self._all.append(self)
+        # The file that has registered an entry; "" in a notebook.
+        self._files: dict[str, str] = {}
 
     def register(self, name: str, entry: Any) -> None:
-        """Adds an entry. A file that is executed again replaces its own; all others stay.
+        """Adds an entry. A file that is executed again replaces its own entries.
 
-        Raises UsageError for a name that is taken, for what is no entry of this table, and for an
-        option that another entry of the config's section has.
+        Raises UsageError for a name that is taken, and for an entry of another type.
         """
-        caller = sys._getframe(1)
-        values = caller.f_globals
-        file = os.path.realpath(values["__file__"]) if "__file__" in values else ""
-        # A module that is reloaded has the same values, and another `__spec__`.
-        place = _Place(file, caller.f_lineno, values.get("__spec__") or values)
-        for problem in self._problems(name, entry, place):
-            raise UsageError(f"{self._field} {name!r} {problem}")
-        self._entries[name], self._places[name] = entry, place
-
-    def _problems(self, name: str, entry: Any, place: _Place) -> Iterator[str]:
+        file = sys._getframe(1).f_globals.get("__file__") or ""
+        file = file and os.path.realpath(file)
         if name in self._builtin:
-            yield "is built in; register yours by another name"
-        other = self._places.get(name, place)
-        if name in self._entries and not place.repeats(other):
-            where = f"{other.file}, line {other.line}" if other.file else "a notebook"
-            yield f"is registered by {where}; register yours by another name"
-        if (wrong := self._wrong_kind(entry)) is not None:
-            yield f"must be {wrong}, not {brief(entry)}"
-        own = _options(entry)
-        for table in self._all if own else ():
-            for other in table.names() if table._section == self._section else ():
-                is_itself = table is self and other == name
-                for option, theirs in () if is_itself else _options(table[other]).items():
-                    if option in own and (table is not self or own[option] != theirs):
-                        yield (
-                            f"has an option {option}, and {table._field} {other!r} has another "
-                            "one of that name; name yours otherwise"
-                        )
+            raise UsageError(f"{self._field} {name!r} is built in; register yours by another name")
+        if name in self._entries and self._files.get(name, file) != file:
+            where = self._files[name] or "a notebook"
+            raise UsageError(
+                f"{self._field} {name!r} is registered by {where}; register yours by another name"
+            )
+        if (wrong := self._wrong_type(name, entry)) is not None:
+            raise UsageError(f"{self._field} {name!r} must be {wrong}, not {brief(entry)}")
+        self._entries[name], self._files[name] = entry, file
 
-    def _wrong_kind(self, entry: Any) -> str | None:
-        """Returns what an entry must be, where this one is not."""
+    def _wrong_type(self, name: str, entry: Any) -> str | None:
+        """Returns what an entry must be, or None if the entry is of the right type."""
         if self._subclass_of:
-            base = _imported(self._subclass_of)
-            is_one = isinstance(entry, type) and issubclass(entry, base)
-            return None if is_one else f"a subclass of {base.__module__}.{base.__name__}"
-        if self._object_of:
+            base, is_class = _imported(self._subclass_of), isinstance(entry, type)
+            is_one, what = is_class and issubclass(entry, base), "a subclass"
+        elif self._object_of:
             base = _imported(self._object_of)
-            is_one = isinstance(entry, base) or (is_made(entry) and issubclass(entry, base))
-            return None if is_one else f"an object of {base.__module__}.{base.__name__}"
-        is_one = is_made(entry) or (callable(entry) and not isinstance(entry, type))
-        return None if is_one else "a function, or a class made by bert_jax.config.entries.entry"
+            is_one, what = isinstance(entry, base), "an object"
+        else:
+            has_kind = not isinstance(entry, type) or getattr(entry, "kind", None) == name
+            is_one = callable(entry) and has_kind
+            return None if is_one else f"a function, or a section with kind={name!r}"
+        return None if is_one else f"{what} of {base.__module__}.{base.__name__}"
 
     def names(self) -> list[str]:
         """Returns all names, the built-in ones first."""
@@ -130,7 +98,7 @@ class Registry:
         return self._entries[name]
 
     def problem(self, name: str) -> str:
-        """Returns what to say of a name that is not there."""
+        """Returns the error message for an unknown name."""
         hint = did_you_mean(name, self.names(), cutoff=0.5)
         return (
             f"is {name!r}; choose one of {', '.join(self.names())}.{hint} If a file of yours "
@@ -138,24 +106,8 @@ class Registry:
         )
 
 
-def is_made(entry: Any) -> bool:
-    """Returns whether an entry is made with its options before it is used (config/entries.py)."""
-    return isinstance(entry, type) and dataclasses.is_dataclass(entry)
-
-
-def declared(entry: Any) -> Any:
-    """Returns the class that declares the options of an entry; None where it has none."""
-    return entry if is_made(entry) else getattr(entry, "Options", None)
-
-
-def _options(entry: Any) -> dict[str, Any]:
-    """Returns what the options of an entry say about themselves, by their names."""
-    cls = declared(entry)
-    return {f.name: f.metadata for f in dataclasses.fields(cls) if f.metadata} if cls else {}
-
-
 def _imported(place: str) -> Any:
-    """Returns what "MODULE:NAME" or "MODULE:TABLE:KEY" stands for."""
+    """Returns the object at "MODULE:NAME" or "MODULE:TABLE:KEY"."""
     module, attribute, *key = place.split(":")
     found = getattr(importlib.import_module(module), attribute)
     return found[key[0]] if key else found
@@ -202,7 +154,7 @@ POSITIONS = Registry(
 )
 # How the tokens of a sequence exchange what they know.
 MIXERS = Registry(
-    "model.mixer",
+    "model.mixer.kind",
     {
         "attention": "bert_jax.model.mixers.self_attention:SELF_ATTENTION",
         "convolution": "bert_jax.model.mixers.convolution:CONVOLUTION",
@@ -212,7 +164,7 @@ MIXERS = Registry(
 )
 # How well a key answers a query.
 SCORES = Registry(
-    "model.attention_score",
+    "model.mixer.score",
     {
         "scaled_dot_product": "bert_jax.model.mixers.scores:Score",
         "dot_product": "bert_jax.model.mixers.scores:DotProduct",
@@ -237,7 +189,7 @@ ATTENTION = Registry(
 OPTIMIZERS = Registry(
     "optimizer.kind",
     {
-        "bert_adamw": "bert_jax.update.optimizers:BertAdamW",
+        "bert_adamw": "bert_jax.update.optimizers:bert_adamw",
         "adamw": "bert_jax.update.optimizers:AdamW",
         "lamb": "bert_jax.update.lamb:Lamb",
         "stable_adamw": "bert_jax.update.stable_adamw:StableAdamW",
@@ -245,14 +197,14 @@ OPTIMIZERS = Registry(
     },
 )
 SCHEDULES = Registry(
-    "optimizer.schedule",
+    "optimizer.schedule.kind",
     {
         "bert_linear": "bert_jax.update.schedules:bert_linear",
-        "electra_linear": "bert_jax.update.schedules:electra_linear",
+        "electra_linear": "bert_jax.update.schedules:ElectraLinear",
         "linear": "bert_jax.update.schedules:LinearDecay",
         "polynomial": "bert_jax.update.schedules:PolynomialDecay",
         "cosine": "bert_jax.update.schedules:CosineDecay",
-        "constant": "bert_jax.update.schedules:constant",
+        "constant": "bert_jax.update.schedules:Constant",
         "warmup_stable_decay": "bert_jax.update.schedules:WarmupStableDecay",
     },
 )

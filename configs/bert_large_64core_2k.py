@@ -25,7 +25,9 @@ The rate is RoBERTa-Large's, 4e-4, with a warm-up of 6 % of the updates and beta
 from dataclasses import replace
 
 from bert_jax import config_loader
-from bert_jax.config import OptimizerConfig, PhaseConfig, TrainConfig
+from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.update.optimizers import AdamW
+from bert_jax.update.schedules import LinearDecay
 
 
 def config() -> TrainConfig:
@@ -35,9 +37,8 @@ def config() -> TrainConfig:
         name="bert_large_64core_2k",
         data=replace(recipe.data, packing="best_fit"),
         dropout_hash="shift_add",
-        optimizer=OptimizerConfig(
-            kind="adamw",
-            schedule="linear",
+        optimizer=AdamW(
+            schedule=LinearDecay(),
             learning_rate=4e-4,
             warmup_steps=7_500,
             beta2=0.98,

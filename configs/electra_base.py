@@ -8,6 +8,7 @@ generator of a third of its width.
 """
 
 from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, PhaseConfig, TrainConfig
+from bert_jax.update.schedules import ElectraLinear
 
 
 def config() -> TrainConfig:
@@ -17,7 +18,7 @@ def config() -> TrainConfig:
         model=ModelConfig(hidden_act="gelu", generator_size=1 / 3),
         # No token is replaced at random: 85 % become [MASK], 15 % stay.
         data=DataConfig(rows="electra_segments", mask_token_prob=0.85, random_token_prob=0.0),
-        optimizer=OptimizerConfig(learning_rate=2e-4, schedule="electra_linear"),
+        optimizer=OptimizerConfig(learning_rate=2e-4, schedule=ElectraLinear()),
         phases=(
             PhaseConfig(
                 sequence_length=512, steps=766_000, global_batch_size=256, max_predictions=79

@@ -8,6 +8,7 @@ One million updates of 128 rows of 128 tokens; the paper trained it on one GPU i
 """
 
 from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, PhaseConfig, TrainConfig
+from bert_jax.update.schedules import ElectraLinear
 
 
 def config() -> TrainConfig:
@@ -24,7 +25,7 @@ def config() -> TrainConfig:
         ),
         # No token is replaced at random: 85 % become [MASK], 15 % stay.
         data=DataConfig(rows="electra_segments", mask_token_prob=0.85, random_token_prob=0.0),
-        optimizer=OptimizerConfig(learning_rate=5e-4, schedule="electra_linear"),
+        optimizer=OptimizerConfig(learning_rate=5e-4, schedule=ElectraLinear()),
         phases=(
             PhaseConfig(
                 sequence_length=128, steps=1_000_000, global_batch_size=128, max_predictions=19

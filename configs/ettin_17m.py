@@ -17,6 +17,7 @@ import dataclasses
 
 from bert_jax.config import PhaseConfig, TrainConfig, growing
 from bert_jax.config_loader import load_config
+from bert_jax.update.schedules import WarmupStableDecay
 
 _ROWS, _LENGTH, _LONG = 4608, 1024, 7999
 _TOKENS = _ROWS * _LENGTH
@@ -63,27 +64,20 @@ def config() -> TrainConfig:
                 steps=_LONG_STEPS,
                 global_batch_size=_ROWS,
                 masked_lm_prob=0.3,
-                changes={
-                    "model.rope_theta": 160_000.0,
-                    "model.local_rope_theta": 10_000.0,
-                    "optimizer.schedule": "warmup_stable_decay",
-                    "optimizer.warmup_steps": 0,
-                    "optimizer.decay_steps": _LONG_STEPS,
-                    "optimizer.min_lr_ratio": 0.5,
-                },
+                rope_theta=160_000.0,
+                local_rope_theta=10_000.0,
+                warmup_steps=0,
+                schedule=WarmupStableDecay(decay_steps=_LONG_STEPS, min_lr_ratio=0.5),
             ),
             PhaseConfig(
                 sequence_length=_LONG,
                 steps=_LAST_STEPS,
                 global_batch_size=_ROWS,
                 masked_lm_prob=0.15,
-                changes={
-                    "model.local_rope_theta": 160_000.0,
-                    "optimizer.learning_rate": _RATE / 2,
-                    "optimizer.weight_decay": _DECAY / (_RATE / 2),
-                    "optimizer.decay_steps": _LAST_STEPS,
-                    "optimizer.min_lr_ratio": 0.04,
-                },
+                local_rope_theta=160_000.0,
+                learning_rate=_RATE / 2,
+                weight_decay=_DECAY / (_RATE / 2),
+                schedule=WarmupStableDecay(decay_steps=_LAST_STEPS, min_lr_ratio=0.04),
             ),
         ),
     )

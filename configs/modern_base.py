@@ -22,6 +22,7 @@ import dataclasses
 
 from bert_jax.config import ComputeConfig, PhaseConfig, TrainConfig, growing
 from bert_jax.config_loader import load_config
+from bert_jax.update.schedules import WarmupStableDecay
 
 _ROWS, _LENGTH, _LONG = 4608, 1024, 8192
 _TOKENS = _ROWS * _LENGTH  # of an update, in all phases
@@ -47,22 +48,16 @@ def config() -> TrainConfig:
         sequence_length=_LONG,
         steps=round((_ALL - _SHORT - _FALL) / _TOKENS),
         global_batch_size=_TOKENS // _LONG,
-        changes={
-            "model.rope_theta": 160_000.0,
-            "model.local_rope_theta": 10_000.0,
-            "optimizer.learning_rate": _LONG_RATE,
-            "optimizer.weight_decay": _DECAY / _LONG_RATE,
-            "optimizer.warmup_steps": 0,
-        },
+        rope_theta=160_000.0,
+        local_rope_theta=10_000.0,
+        learning_rate=_LONG_RATE,
+        weight_decay=_DECAY / _LONG_RATE,
+        warmup_steps=0,
     )
     falling = dataclasses.replace(
-        extended,
+        extended.without_overrides(),
         steps=fall,
-        changes={
-            "optimizer.schedule": "warmup_stable_decay",
-            "optimizer.decay_steps": fall,
-            "optimizer.min_lr_ratio": 0.001,
-        },
+        schedule=WarmupStableDecay(decay_steps=fall, min_lr_ratio=0.001),
     )
     *grows, whole = growing(short, by=_FIRST_ROWS, tokens=_GROWTH)
     return dataclasses.replace(

@@ -50,18 +50,15 @@ def config() -> TrainConfig:
                 phase,
                 steps=count,
                 global_batch_size=_ROWS * _LENGTH // phase.sequence_length,
-                changes={**phase.changes, **changes},
+                **overrides,
             )
-            for phase, count, changes in zip(
+            for phase, count, overrides in zip(
                 (short, extended, falling),
                 steps,
                 (
                     {},
-                    {
-                        "optimizer.learning_rate": _LONG_RATE,
-                        "optimizer.weight_decay": _DECAY / _LONG_RATE,
-                    },
-                    {"optimizer.decay_steps": steps[-1]},
+                    {"learning_rate": _LONG_RATE, "weight_decay": _DECAY / _LONG_RATE},
+                    {"schedule": dataclasses.replace(falling.schedule, decay_steps=steps[-1])},
                 ),
                 strict=True,
             )

@@ -18,6 +18,7 @@ import dataclasses
 
 from bert_jax.config import DataConfig, TrainConfig
 from bert_jax.config_loader import load_config
+from bert_jax.update.schedules import WarmupStableDecay
 
 
 def config() -> TrainConfig:
@@ -47,8 +48,7 @@ def config() -> TrainConfig:
             base.optimizer,
             learning_rate=1.5e-3,
             warmup_steps=100,
-            schedule="warmup_stable_decay",
-            options={"decay_steps": 420},
+            schedule=WarmupStableDecay(decay_steps=420),
         ),
         phases=(dataclasses.replace(phase, steps=1250, max_predictions=-1, masked_lm_prob=0.3),),
     )

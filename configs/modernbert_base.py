@@ -7,17 +7,19 @@
 Packed rows, of which 30 % are predicted; held-out rows are scored at 15 %. 1,719 billion tokens in
 rows of 1,024, at a constant rate after the warm-up, with a batch that grows over the first 50; then
 250 billion in rows of 8,192 with a theta of 160,000 in the global layers, at a lower rate; then 50
-billion at a rate that falls. Moments go on, and each of the three begins its schedule anew.
+billion at a rate that falls. Moments continue, and each
+of the three starts a schedule.
 """
 
 from bert_jax.config import (
     DataConfig,
     ModelConfig,
-    OptimizerConfig,
     PhaseConfig,
     TrainConfig,
     growing,
 )
+from bert_jax.update.schedules import Constant, WarmupStableDecay
+from bert_jax.update.stable_adamw import StableAdamW
 
 _ROWS, _LENGTH, _LONG = 4608, 1024, 8192
 _TOKENS = _ROWS * _LENGTH  # of a step, in all phases
@@ -53,10 +55,9 @@ def config() -> TrainConfig:
             global_attention_every_n_layers=3,
         ),
         data=DataConfig(rows="documents", packing="best_fit"),
-        optimizer=OptimizerConfig(
-            kind="stable_adamw",
-            options={"joined_rms": True},
-            schedule="constant",
+        optimizer=StableAdamW(
+            joined_rms=True,
+            schedule=Constant(),
             learning_rate=_RATE,
             warmup_steps=round(3e9 / (_FIRST_ROWS * _LENGTH)),
             beta2=0.98,
@@ -79,24 +80,18 @@ def config() -> TrainConfig:
                 steps=round(250e9 / _TOKENS),
                 global_batch_size=_TOKENS // _LONG,
                 masked_lm_prob=0.3,
-                changes={
-                    "model.rope_theta": 160_000.0,
-                    "model.local_rope_theta": 10_000.0,
-                    "optimizer.learning_rate": _LONG_RATE,
-                    "optimizer.weight_decay": _DECAY / _LONG_RATE,
-                    "optimizer.warmup_steps": 0,
-                },
+                rope_theta=160_000.0,
+                local_rope_theta=10_000.0,
+                learning_rate=_LONG_RATE,
+                weight_decay=_DECAY / _LONG_RATE,
+                warmup_steps=0,
             ),
             PhaseConfig(
                 sequence_length=_LONG,
                 steps=_DECAY_STEPS,
                 global_batch_size=_TOKENS // _LONG,
                 masked_lm_prob=0.3,
-                changes={
-                    "optimizer.schedule": "warmup_stable_decay",
-                    "optimizer.decay_steps": _DECAY_STEPS,
-                    "optimizer.min_lr_ratio": 0.001,
-                },
+                schedule=WarmupStableDecay(decay_steps=_DECAY_STEPS, min_lr_ratio=0.001),
             ),
         ),
     )

@@ -10,7 +10,9 @@ rates: 1e-4 for 256 rows, 7e-4 for 8,192. The paper's own (Table 9) are 500,000 
 rows at 6e-4, with a warm-up of 24,000. docs/lineage.md says what differs from both.
 """
 
-from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, PhaseConfig, TrainConfig
+from bert_jax.config import DataConfig, ModelConfig, PhaseConfig, TrainConfig
+from bert_jax.update.optimizers import AdamW
+from bert_jax.update.schedules import LinearDecay
 
 
 def config() -> TrainConfig:
@@ -26,9 +28,8 @@ def config() -> TrainConfig:
             layer_norm_eps=1e-5,
         ),
         data=DataConfig(rows="full_sentences"),
-        optimizer=OptimizerConfig(
-            kind="adamw",
-            schedule="linear",
+        optimizer=AdamW(
+            schedule=LinearDecay(),
             learning_rate=5e-4,
             warmup_steps=10_000,
             beta2=0.98,

@@ -3,11 +3,11 @@
     python docs/generate.py          # writes them
     python docs/generate.py --check  # exit code 1 if one is not up to date
 
-The tables of options, one for each verb, are made of the classes of options in the modules of the
-verbs (bert_jax/cli/options.py); those of fields, and of what may change on resumption, of what the
-fields say about themselves (bert_jax/config/). The table of calls in architecture.md has the lines
-of each function from `main` to the step, of which there are to be few. The table of plans in tpu.md
-is that of docs/plans.json (docs/take_plans.py). The picture has the stages
+The tables of options of verbs are made of the classes in the modules of the verbs
+(bert_jax/cli/options.py), the tables of options and of what may change on resume of the
+declarations in bert_jax/config/. The table of calls in architecture.md has the lines of
+each function from `main` to the step. The table of plans in tpu.md is that of docs/plans.json
+(docs/take_plans.py). The picture has the stages
 below, in rows from top to bottom; the tables and their fields are read from bert_jax/registry.py,
 and what a stage is for from the first sentence of its module's docstring.
 """
@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 
 from bert_jax import config_loader
 from bert_jax.cli import options, usage
-from bert_jax.config import option_paths, settings
-from bert_jax.config.fields import Setting
-from bert_jax.registry import Registry
+from bert_jax.config import TrainConfig
+from bert_jax.config.fields import Kind, OptionField, choices_of, fields_of, is_kind, is_section
+from bert_jax.config.resume import is_saved
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT / "bert_jax"
@@ -370,52 +370,98 @@ def _body(module: Path, name: str) -> list[ast.stmt]:
 
 # --- the tables of fields ------------------------------------------------------------------------
 
-_BY_HAND = {"free": "free", "flag": "with `--allow-change`", "refused": "refused"}
-
 
 def with_fields(text: str) -> str:
     """Returns configuration.md with the tables of fields, of resumption and of shipped configs."""
     sections: dict[str, list[str]] = {}
-    for path in _all_settings():
-        sections.setdefault(path.rpartition(".")[0].removesuffix(".N"), []).append(path)
+    for path in documented():
+        section = path.partition(".")[0]
+        inside = any(each.startswith(f"{section}.") for each in documented())
+        sections.setdefault(section if inside and section != "hooks" else "", []).append(path)
     for name, paths in sections.items():
         heading = f"`{name}`.*" if name else "The run"
         text = _with_table(text, heading, ("field", "default", "meaning"), map(_described, paths))
-    resuming = ((how, ", ".join(_together(sections, rule))) for rule, how in _BY_HAND.items())
+    resuming = (
+        (how, ", ".join(_together(sections, how)))
+        for how in ("free", "with `--allow-change`", "fixed")
+    )
     text = _with_table(text, "What may change on resume", ("on resume", "fields"), resuming)
-    head = ("config", "layers x width, heads", "sub-words", "phases: rows x length, steps",
+    head = ("config", "layers x width, heads", "tokens", "phases: rows x length, steps",
             "learning rate, warm-up", "type")  # fmt: skip
     return _with_table(text, "Shipped configs", head, map(_shipped, config_loader.shipped_names()))
 
 
+class Documented(NamedTuple):
+    """An option, and the kinds that have it: none for all of them."""
+
+    field: OptionField
+    kinds: tuple[str, ...] = ()
+
+
 @functools.cache
-def _all_settings() -> dict[str, Setting]:
-    """Returns the settings of fields and of the entries' options."""
-    return {**settings(), **{path: found[0] for path, found in option_paths().items()}}
+def documented() -> dict[str, Documented]:
+    """Returns the options of a config and of all built-in kinds, by path; N stands for a number."""
+    return dict(_options_of(TrainConfig, ""))
+
+
+def _options_of(cls: Any, prefix: str) -> Iterator[tuple[str, Documented]]:
+    for name, field in fields_of(cls).items():
+        path, number = f"{prefix}{name}", "" if field.item is field.annotation else ".N"
+        if is_kind(field.item):
+            yield f"{path}.kind" if path == "optimizer" else path, Documented(field)
+            if prefix != "phases.N.":  # they are those of the optimizer
+                yield from _options_of_kinds(field.item, f"{path}{number}.")
+        elif is_section(field.item):
+            yield from _options_of(field.item, f"{path}{number}.")
+        else:
+            yield path, Documented(field)
+
+
+def _options_of_kinds(base: Any, prefix: str) -> Iterator[tuple[str, Documented]]:
+    yield from _options_of(base, prefix)
+    kinds: dict[str, list[str]] = {}
+    found: dict[str, OptionField] = {}
+    for kind in base.table.names():
+        for name, field in fields_of(base.of_kind(kind)).items():
+            if base.table.is_builtin(kind) and name not in fields_of(base):
+                kinds.setdefault(name, []).append(kind)
+                found.setdefault(name, field)
+    for name, field in found.items():
+        yield f"{prefix}{name}", Documented(field, tuple(kinds[name]))
 
 
 def _described(path: str) -> tuple[str, str, str]:
-    default, doc = _all_settings()[path].default, _all_settings()[path].doc
-    assert doc.endswith("."), path
-    table = _all_settings()[path].choices
-    if isinstance(table, Registry):
-        names = ", ".join(f"`{name}`" for name in table.names() if table.is_builtin(name))
-        doc += f" Built in: {names}."
-    if path in option_paths():
-        _, field, entries = option_paths()[path]
-        doc += f" Of `{field}` {', '.join(f'`{entry}`' for entry in entries)} only."
+    field, kinds = documented()[path]
+    assert field.setting is not None and field.setting.doc.endswith("."), path
+    doc, default = field.setting.doc, field.default
+    table = field.item.table if is_kind(field.item) else field.setting.choices
+    if table is not None:
+        doc += f" Built in: {', '.join(f'`{n}`' for n in table.names() if table.is_builtin(n))}."
+    elif choices := choices_of(field.item):
+        named = [choice for choice in choices if f"`{choice}`" not in doc]
+        doc += f" Or {', '.join(f'`{choice}`' for choice in named)}." if named else ""
+    if kinds:
+        doc += f" Of {', '.join(f'`{kind}`' for kind in kinds)} only."
+    default = default.kind if isinstance(default, Kind) else default
     return f"`{path}`", f"`{default if isinstance(default, str) else json.dumps(default)}`", doc
 
 
-def _together(sections: dict[str, list[str]], rule: str) -> Iterator[str]:
-    """Yields the fields of a rule; a section at once, where most of it has that rule."""
+def _together(sections: dict[str, list[str]], how: str) -> Iterator[str]:
+    """Yields the options that may change in that way; a section at once, if that is most of it."""
     for name, paths in sections.items():
-        others = [path for path in paths if _all_settings()[path].rule.on_resume != rule]
+        others = [path for path in paths if _on_resume(path) != how]
         if not name or 2 * len(others) > len(paths):
             yield from (f"`{path}`" for path in paths if path not in others)
         else:
-            names = ", ".join(f"`{path.rpartition('.')[2]}`" for path in others)
+            names = ", ".join(f"`{path.partition('.')[2]}`" for path in others)
             yield f"`{name}.*`" + (f" (but not {names})" if names else "")
+
+
+def _on_resume(path: str) -> str:
+    setting = documented()[path].field.setting
+    if setting is not None and setting.free:
+        return "free"
+    return "fixed" if is_saved(path) else "with `--allow-change`"
 
 
 def _shipped(name: str) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def scores() -> Study:
     return compared(
         "Four scores of attention at equal compute",
         1500,
-        {kind: ("position_embedding_type=alibi", f"attention_score={kind}") for kind in kinds},
+        {kind: ("position_embedding_type=alibi", f"mixer.score={kind}") for kind in kinds},
         "FLOPs are those of matrix products: the hyperbolic tangents of `additive` are not "
         "counted, and cost time.",
     )

@@ -24,9 +24,12 @@ RUNGS = (
     ("no_biases", ("model.linear_bias=false", "model.norm_bias=false")),
     (
         "muon",
-        ("optimizer.kind=muon", "optimizer.bias_correction=false", "optimizer.weight_decay=0.1"),
+        ("optimizer.kind=muon", "optimizer.weight_decay=0.1"),
     ),
-    ("decay_at_the_end", ("optimizer.schedule=warmup_stable_decay", "optimizer.decay_steps=600")),
+    (
+        "decay_at_the_end",
+        ("optimizer.schedule=warmup_stable_decay", "optimizer.schedule.decay_steps=600"),
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from bert_jax.config import TrainConfig
-from bert_jax.registry import ATTENTION, MIXERS, OPTIMIZERS, PARTS, POSITIONS, SCHEDULES, SCORES
+from bert_jax.registry import ATTENTION, PARTS, POSITIONS, SCORES
 from bert_jax.update import step
 
 _MISSING = object()
@@ -26,9 +26,9 @@ def _key(config: TrainConfig, arguments: Any, objective: Any) -> Any:
     model, optimizer = config.model, config.optimizer
     behind = (
         *(PARTS[name] for name in config.head.parts),
-        *(OPTIMIZERS[optimizer.kind], SCHEDULES[optimizer.schedule]),
+        *(optimizer.entry(), optimizer.schedule.entry()),
         *(POSITIONS[model.position_embedding_type], ATTENTION[config.compute.attention]),
-        *(MIXERS[model.mixer], SCORES[model.attention_score]),
+        *(model.mixer.entry(), SCORES[getattr(model.mixer, "score", "dot_product")]),
     )
     mesh = jax.sharding.get_abstract_mesh()
     return config, structure, shapes, objective, behind, mesh

@@ -60,7 +60,7 @@ _MAY_IMPORT = {
     "data/formats": {"data/sources", "errors"},
     "data/matching": {"data", "data/language", "data/sources", "errors"},
     "data/corpus": {"data", "data/language", "data/matching", "data/sources", "data/tokenizer"}
-    | {"errors", "file_lock", "files", "progress", "strict_json", "versions"},
+    | {"config", "errors", "file_lock", "files", "progress", "strict_json", "versions"},
     "data/cluster": {"data/corpus", "data/sources", "errors", "progress", "worker"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "files", "progress", "registry", "strict_json"},
@@ -149,6 +149,7 @@ _ONLY_IN = {
     "etils": ("bert_jax/workdir/storage.py",),
     "filelock": ("bert_jax/file_lock.py",),
     "argparse": ("bert_jax/cli/", "bert_jax_lab/cli/"),
+    "msgspec": ("bert_jax/config/",),
     "tensorflow": ("bert_jax/data/", "bert_jax/interchange/tf1.py"),
     # The readers of records; a study writes a table.
     "csv": ("bert_jax/data/sources/delimited.py", "bert_jax_lab/studies/table.py"),

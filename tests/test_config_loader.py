@@ -44,7 +44,7 @@ def test_an_inner_config_is_checked_and_an_error_leaves_no_trace(tmp_path):
         "from bert_jax.config_loader import load_config\n"
         "def config():\n    return load_config('tiny_docs_cpu', ['data.masked_lm_prob=2'])\n"
     )
-    with pytest.raises(UsageError, match=r"data.masked_lm_prob is 2.0"):
+    with pytest.raises(UsageError, match=r"data.masked_lm_prob: expected float <= 1"):
         load_config(str(path), ["data.masked_lm_prob=0.3"])
     assert load_config("tiny_docs_cpu").phases[0].max_predictions > 0
 
@@ -59,7 +59,7 @@ def test_an_inner_config_is_checked_and_an_error_leaves_no_trace(tmp_path):
         (
             "from bert_jax.config_loader import load_config\ndef config():\n"
             "    return load_config('bert_base', ['seed=x'])\n",
-            "line 3: seed: expected int, got 'x'",
+            "line 3: override seed: expected int, got str",
         ),
         (
             "import sys\nsys.exit(0)\n",
@@ -67,7 +67,7 @@ def test_an_inner_config_is_checked_and_an_error_leaves_no_trace(tmp_path):
         ),
         (
             "from helper_of_mine import X\n",
-            "line 1: ModuleNotFoundError: No module named 'helper_of_mine'. It lies beside the "
+            "line 1: ModuleNotFoundError: No module named 'helper_of_mine'. It is next to the "
             "file: set PYTHONPATH={folder}",
         ),
         ("import no_helper", "line 1: ModuleNotFoundError: No module named 'no_helper'"),

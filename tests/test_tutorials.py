@@ -125,7 +125,7 @@ def test_the_settings_for_a_published_checkpoint(config, steps, warmup, rate):
         resolved = config_loader.load_config(arguments.config, arguments.overrides)
         assert (resolved.total_steps, resolved.optimizer.warmup_steps) == (steps, warmup)
         assert resolved.optimizer.learning_rate == rate
-        assert resolved.optimizer.schedule == "bert_linear"  # which ends at 0
+        assert resolved.optimizer.schedule.kind == "bert_linear"  # which ends at 0
     assert len(words) == (2 if config == "bert_base" else 1)
 
 

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from bert_jax.api.corpora import corpus_of, whole_batch
 from bert_jax.api.model import Model
-from bert_jax.config import HeadConfig, MeshConfig, OptimizerConfig, PhaseConfig, TrainConfig
-from bert_jax.config.entries import all_options, entry_of
+from bert_jax.config import HeadConfig, MeshConfig, PhaseConfig, TrainConfig
 from bert_jax.config_checks import complete, validate
 from bert_jax.data.corpus.several import CorpusPlace, open_corpora
 from bert_jax.data.corpus.store import Corpus
@@ -24,6 +23,7 @@ from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.model.bert import Params
 from bert_jax.pretrained.load import LoadedCheckpoint
+from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.evaluate import HeldOut, by_source
 from bert_jax.training.initialization import fresh_state, trained_state
@@ -58,21 +58,19 @@ def config_for(
     )
     rate = phase.mask_rate(config.data.masked_lm_prob)
     phase = dataclasses.replace(phase, max_predictions=max(1, round(rate * length)))
-    in_steps = {n for _, _, n, s in all_options(OptimizerConfig) if s.scales_with_steps}
+    schedule = config.optimizer.schedule
+    shorter = {name: min(getattr(schedule, name), steps) for name in schedule.in_steps}
     optimizer = dataclasses.replace(
         config.optimizer,
         learning_rate=learning_rate,
         warmup_steps=0,
-        options={
-            name: min(value, steps) if name in in_steps else value
-            for name, value in config.optimizer.options.items()
-        },
+        schedule=dataclasses.replace(schedule, **shorter),
         gradient_accumulation_steps=1,
     )
     return dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, packing="none"),
-        head=HeadConfig(parts=entry_of(config, "objective").parts),
+        head=HeadConfig(parts=OBJECTIVES[config.objective].parts),
         optimizer=optimizer,
         phases=(phase,),
         mesh=MeshConfig(),
@@ -121,7 +119,7 @@ class Training:
         else:
             config = start
         self.config = validate(complete(config))
-        self.objective = entry_of(self.config, "objective")
+        self.objective = OBJECTIVES[self.config.objective]
         self.mesh = preflight.mesh_of(self.config)
         preflight.require_on_mesh(self.config, self.mesh)
         self.corpus = _corpus(texts, corpus, tokenizer, language)

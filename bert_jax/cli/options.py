@@ -1,25 +1,20 @@
-"""Options of a verb: each is a field of a class, with a sentence below it.
+"""Options of a verb: a section (config/fields.py) whose settings become options of argparse.
 
-    @options
+    @section
     class PrepareOptions(Verb):
-        text_field: str = "text"
-        \"\"\"NAME: the field of a record that holds its text ([fields](data.md#fields))\"\"\"
+        text_field: str = setting("text", "NAME: the field of a record with its text")
 
-declares `--text-field NAME`. The verb's help and its table in docs/configuration.md are made of
-that. A field without a default is required. `bool` is a flag, and `bool | None` has a --no- form
-too; a tuple may be repeated; a Literal has choices. `Annotated` adds a function that reads the
-value, another name, or keywords of `add_argument`. The sentence is Markdown, of which the help
-leaves out back-ticks and links in parentheses. It may begin with the name of the value, and end
-with what is done by default.
+declares `--text-field NAME`. The help of the verb and its table in docs/configuration.md are made
+from the declaration. `bool` is a flag, and `bool | None` has a --no- form; a tuple may be repeated;
+a Literal has choices. `Annotated` adds a function that reads the value, another name, or keywords
+of `add_argument`. The sentence is Markdown; the help omits back-ticks and links in parentheses. It
+may start with the name of the value, and end with what is done by default.
 """
 
 import argparse
-import ast
 import contextlib
 import dataclasses
 import functools
-import inspect
-import itertools
 import json
 import math
 import os
@@ -36,39 +31,33 @@ from typing import (
     NamedTuple,
     TypeVar,
     Union,
-    dataclass_transform,
     get_args,
     get_origin,
     get_type_hints,
 )
 
+from bert_jax.config.fields import REQUIRED, OptionField, fields_of, section, setting
 from bert_jax.config_loader import path_or_address, shipped_names
 from bert_jax.errors import StorageFailed, UsageError
 
 _T = TypeVar("_T")
 _POSITIONAL = "positional"
-# Defaults that need no words.
-_NOTHING = (dataclasses.MISSING, None, False)
+# Defaults that the help does not show.
+_NOTHING = (REQUIRED, None, False)
 # An argument without dashes.
 Positional = Annotated[_T, _POSITIONAL]
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
-def options(cls: type[_T]) -> type[_T]:
-    """Makes a class of options: a frozen dataclass."""
-    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-
-
 class Option(NamedTuple):
-    """One option, as the help and the documentation describe it."""
+    """One option, for the help and the documentation."""
 
     name: str
     # None for an argument without dashes.
     flag: str | None
-    # Markdown, without the default; that is empty where there is none to name.
+    # Markdown without the default, and the default; empty if the help does not show it.
     text: str
     default: str
-    # The title of a group in the help, and the sentences below it.
+    # The title of a group in the help, and its description.
     group: tuple[str, str | None]
     # Further keywords of `add_argument`.
     keywords: dict[str, Any]
@@ -84,22 +73,22 @@ class Option(NamedTuple):
 
 
 def described(declared: type) -> list[Option]:
-    """Returns the options of a class: what a command cannot do without first, and what a class
-    declares before what it inherits.
-    """
+    """Returns the options of a class: required options first, and declared before inherited."""
     kinds = get_type_hints(declared, include_extras=True)
     found = []
     for owner in (each for each in declared.__mro__ if dataclasses.is_dataclass(each)):
-        for name, text in _sentences(owner).items():
-            if all(name != option.name for option in found):
-                field = declared.__dataclass_fields__[name]
-                group = owner.__dict__.get("GROUP", ("", None))
-                found.append(_option(field, kinds[name], text, group))
+        group = owner.__dict__.get("GROUP", ("", None))
+        fields = fields_of(owner)
+        for name in owner.__annotations__:
+            if name in fields and all(name != option.name for option in found):
+                found.append(_option(name, fields[name], kinds[name], group))
     return sorted(found, key=lambda o: (o.flag is not None, not o.keywords.get("required")))
 
 
-def _option(field: Any, kind: Any, text: str, group: tuple[str, str | None]) -> Option:
-    flag: str | None = f"--{field.name.replace('_', '-')}"
+def _option(name: str, field: OptionField, kind: Any, group: tuple[str, str | None]) -> Option:
+    assert field.setting is not None
+    text = field.setting.doc
+    flag: str | None = f"--{name.replace('_', '-')}"
     keywords: dict[str, Any] = {}
     is_repeated = may_be_none = False
     while (origin := get_origin(kind)) in (Annotated, tuple, Union, types.UnionType):
@@ -112,7 +101,7 @@ def _option(field: Any, kind: Any, text: str, group: tuple[str, str | None]) -> 
                     keywords |= extra if isinstance(extra, dict) else {"type": extra}
         is_repeated |= origin is tuple
         may_be_none |= type(None) in others
-    has_default = field.default is not dataclasses.MISSING
+    has_default = field.default is not REQUIRED
     if is_repeated:
         keywords |= {"action": "append"} if flag else {"nargs": "*" if has_default else "+"}
     elif has_default and flag is None:
@@ -136,26 +125,7 @@ def _option(field: Any, kind: Any, text: str, group: tuple[str, str | None]) -> 
     default = default.removesuffix(")")
     if not default and not is_repeated and all(field.default is not each for each in _NOTHING):
         default = str(field.default)
-    return Option(field.name, flag, text, default, group, keywords)
-
-
-@functools.cache
-def _sentences(declared: type) -> dict[str, str]:
-    """Returns the sentences below the fields of a class, from its source."""
-    found = {}
-    for node in parsed(declared.__module__).body:
-        if isinstance(node, ast.ClassDef) and node.name == declared.__name__:
-            for field, below in itertools.pairwise(node.body):
-                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                    text = " ".join(ast.literal_eval(below.value).split())
-                    found[ast.unparse(field.target)] = text
-    return found
-
-
-@functools.cache
-def parsed(module: str) -> ast.Module:
-    """Returns the syntax of an imported module."""
-    return ast.parse(inspect.getsource(sys.modules[module]))
+    return Option(name, flag, text, default, group, keywords)
 
 
 def add_options(parser: argparse.ArgumentParser, declared: type) -> None:
@@ -181,16 +151,14 @@ def read(declared: type[_T], found: argparse.Namespace) -> _T:
 
 
 def _place(read: Any, text: str) -> Any:
-    """Returns what a function reads of the text. Raises argparse's error where that is empty."""
+    """Returns the path in a text. Raises argparse's error for an empty text."""
     if not text.strip():
         raise argparse.ArgumentTypeError("nothing is named: is a variable of the shell not set?")
     return read(text)
 
 
 def finite(text: str) -> float:
-    """Returns a number. Raises argparse's error for `nan` and `inf`: no option means anything by
-    them, and each comparison with `nan` is false.
-    """
+    """Returns a number. Raises argparse's error for `nan` and `inf`, which no option accepts."""
     try:
         value = float(text)
     except ValueError:
@@ -207,8 +175,8 @@ def local(text: str) -> Path:
     """
     if "://" in text:
         raise argparse.ArgumentTypeError(
-            f"{text} is an address, and this is written to a local directory; copy it there "
-            "afterwards, with gcloud storage cp --recursive"
+            f"{text} is an address, and the output is written to a local directory; copy it "
+            "afterwards with gcloud storage cp --recursive"
         )
     return Path(text)
 
@@ -221,13 +189,15 @@ Local = Annotated[Path, local]
 # --- options that several verbs have --------------------------------------------------------------
 
 
-@options
+@section
 class Verb:
     """The options of every verb."""
 
-    extend: tuple[Path, ...] = ()
-    """FILE: execute this Python file first: it registers objectives, optimisers, tasks, ... of
-    yours ([extend.md](extend.md)); repeat for several"""
+    extend: tuple[Path, ...] = setting(
+        (),
+        "FILE: execute this Python file first: it registers custom objectives, optimizers, tasks, "
+        "... ([extend.md](extend.md)); repeat for several",
+    )
 
     def fields_of(self, declared: type) -> dict[str, Any]:
         """Returns the options that have the names of fields of another dataclass."""
@@ -235,47 +205,55 @@ class Verb:
         return {name: value for name, value in vars(self).items() if name in names}
 
 
-@options
+@section
 class WithConfig(Verb):
     """A config, and changes of its fields."""
 
-    config: Positional[str]
-    """CONFIG: a [shipped config](configuration.md#shipped-configs) ({configs}), a .py file that
-    defines config(), or a run's config.json"""
-    overrides: Annotated[tuple[str, ...], "--set"] = ()
-    """FIELD=VALUE: change a field, such as `model.hidden_size=256` or `phases.0.steps=100`; repeat
-    for several. 'bert-jax show fields CONFIG' says what each is"""
+    config: Positional[str] = setting(
+        REQUIRED,
+        "CONFIG: a [shipped config](configuration.md#shipped-configs) ({configs}), a .py file "
+        "that defines config(), or a run's config.json",
+    )
+    overrides: Annotated[tuple[str, ...], "--set"] = setting(
+        (),
+        "FIELD=VALUE: change a field, such as `model.hidden_size=256` or `phases.0.steps=100`; "
+        "repeat for several. 'bert-jax show fields CONFIG' lists them",
+    )
 
 
-@options
+@section
 class FromCheckpoint(Verb):
     """A trained model of any kind."""
 
-    checkpoint: Address
-    """DIR: a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face
-    directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH"""
-    ignore_unexpected: tuple[str, ...] = ()
-    """PATTERN: for a model of another system: leave out the extra tensors of these names, such as
-    `'cls.extra.*'`; repeat for several"""
+    checkpoint: Address = setting(
+        REQUIRED,
+        "DIR: a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging "
+        "Face directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH",
+    )
+    ignore_unexpected: tuple[str, ...] = setting(
+        (),
+        "PATTERN: for a third-party model: leave out the extra tensors of these names, "
+        "such as `'cls.extra.*'`; repeat for several",
+    )
 
 
-@options
+@section
 class Processes(Verb):
-    """How the processes of a run over several hosts find each other."""
+    """How the processes of a run on several hosts find each other."""
 
     GROUP: ClassVar = (
         "several processes",
-        "One run over several hosts: start the same command on each. SIGTERM to any of them makes "
-        "all of them save and exit with 42.",
+        "One run on several hosts: start the same command on each. SIGTERM to any process makes "
+        "all processes save and exit with 42.",
     )
-    distributed: bool = False
-    """find the other processes through Cloud TPU, GKE or Slurm"""
-    coordinator: str | None = None
-    """HOST:PORT: on other machines: the address at which process 0 listens"""
-    num_processes: int | None = None
-    """N: on other machines: how many there are"""
-    process_id: int | None = None
-    """I: on other machines: which one this is, from 0 to N - 1"""
+    distributed: bool = setting(False, "find the other processes through Cloud TPU, GKE or Slurm")
+    coordinator: str | None = setting(
+        None, "HOST:PORT: on other machines: the address at which process 0 listens"
+    )
+    num_processes: int | None = setting(None, "N: on other machines: how many there are")
+    process_id: int | None = setting(
+        None, "I: on other machines: which one this is, from 0 to N - 1"
+    )
 
     def connection(self) -> dict[str, Any]:
         """Returns how the processes find each other, as `runtime.start.Start` takes it."""
@@ -287,19 +265,22 @@ class Processes(Verb):
         }
 
 
-@options
+@section
 class TrainingOptions(Processes):
     """The options that pre-training and fine-tuning share."""
 
-    # Its old name, --fit, still abbreviates it.
-    fit_memory: bool = False
-    """choose `optimizer.gradient_accumulation_steps` (microbatches) by the memory that is free,
-    `compute.remat` and `compute.gather` where one row is still too much (on a CPU with
-    `compute.layers=scan`), and `evaluation.batch_size`; a run that goes on keeps its own"""
-    tracker: tuple[str, ...] = ()
-    """NAME: also send the curves to [this service](configuration.md#trackers): wandb"""
-    overrides: Annotated[tuple[str, ...], "--set"] = ()
-    """FIELD=VALUE: change a field of the run's config; repeat for several"""
+    fit_memory: bool = setting(
+        False,
+        "choose `optimizer.gradient_accumulation_steps` (microbatches) by the memory that is "
+        "free, `compute.remat` and `compute.gather` where one row is still too much (on a CPU "
+        "with `compute.layers=scan`), and `evaluation.batch_size`; a resumed run keeps its choice",
+    )
+    tracker: tuple[str, ...] = setting(
+        (), "NAME: also send the curves to [this service](configuration.md#trackers): wandb"
+    )
+    overrides: Annotated[tuple[str, ...], "--set"] = setting(
+        (), "FIELD=VALUE: change a field of the run's config; repeat for several"
+    )
 
     def changes(self) -> list[str]:
         """Returns the changes of the config, as --set and --tracker ask for them."""
@@ -351,9 +332,9 @@ def require_place_for(**paths: Path | None) -> None:
 
 
 def require_place_for_directory(**paths: Path | str | None) -> None:
-    """Does for directories, which are made with all that they lie in, as `require_place_for`.
+    """Does as `require_place_for` for directories, which are made with their parents.
 
-    An address is left to those who ask the bucket.
+    Addresses are not checked.
     """
     for name, path in paths.items():
         if path is None or isinstance(path, str):

@@ -2,26 +2,36 @@
 
 from typing import Any, ClassVar, Literal
 
-from bert_jax.cli.options import Verb, options
+from bert_jax.cli.options import Verb
+from bert_jax.config.fields import section, setting
 from bert_jax.errors import UsageError
 
 
-@options
+@section
 class TableFormat(Verb):
     """How a file is written."""
 
     GROUP: ClassVar = ("tables", None)
-    columns: str | None = None
-    """NAMES: the columns of a file whose first line does not name them, such as a,b,c; a last ...
-    (a,b,c,...) ignores further cells"""
-    delimiter: str | None = None
-    """CHARACTER: what stands between the cells of a table, such as ';' or 'tab' (default: the tab
-    of a .tsv; for a .csv the first of , tab ; | with which the first line has the columns)"""
-    quoting: Literal["double", "none"] | None = None
-    """cells that hold a delimiter are in double quotes, or no cell is and quotes are letters
-    (default: none for a .tsv, double for a .csv)"""
-    encoding: str | None = None
-    """NAME: the encoding of text without a byte order mark, such as cp1252 (default: UTF-8)"""
+    columns: str | None = setting(
+        None,
+        "NAMES: the columns of a file whose first line does not name them, such as a,b,c; a "
+        "last ... (a,b,c,...) ignores further cells",
+    )
+    delimiter: str | None = setting(
+        None,
+        "CHARACTER: what stands between the cells of a table, such as ';' or 'tab' (default: "
+        "the tab of a .tsv; for a .csv the first of , tab ; | with which the first line has the"
+        " columns)",
+    )
+    quoting: Literal["double", "none"] | None = setting(
+        None,
+        "cells that hold a delimiter are in double quotes, or no cell is and quotes are letters"
+        " (default: none for a .tsv, double for a .csv)",
+    )
+    encoding: str | None = setting(
+        None,
+        "NAME: the encoding of text without a byte order mark, such as cp1252 (default: UTF-8)",
+    )
 
     def reading(self, *, skip_bad: bool = False) -> Any:
         """Returns the options as `Sources.reading` takes them."""

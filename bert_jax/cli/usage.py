@@ -1,18 +1,19 @@
-"""The grammar of the command line: its verbs, and what to type instead of a wrong word."""
+"""The grammar of the command line: its verbs, and what to write instead of a wrong word."""
 
 import argparse
-import ast
 import difflib
 import importlib
+import importlib.util
+import inspect
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from bert_jax import __version__, registry
 from bert_jax.cli import options
-from bert_jax.config import TrainConfig, field_names, flatten
-from bert_jax.errors import shown
+from bert_jax.errors import did_you_mean, shown
 from bert_jax.versions import REPOSITORY
 
 _EPILOG = """\
@@ -52,68 +53,49 @@ _MODULES = {
     "show": "bert_jax_lab.cli.show",
 }
 VERBS = {verb: module for verb, module in _MODULES.items() if registry.is_available(module)}
-# What people call a verb elsewhere -> the verb.
-_CALLED = {
-    "train": "pretrain", "pre-train": "pretrain", "fit": "pretrain", "run": "pretrain",
-    "resume": "pretrain", "continue": "pretrain", "mlm": "pretrain",
-    "data": "prepare", "tokenize": "prepare", "preprocess": "prepare", "corpus": "prepare",
-    "eval": "evaluate", "test": "evaluate", "validate": "evaluate", "score": "evaluate",
-    "fine-tune": "finetune", "tune": "finetune", "classify": "finetune",
-    "infer": "predict", "inference": "predict", "encode": "embed", "vectors": "embed",
-    "fill": "fill-mask", "mask": "fill-mask", "unmask": "fill-mask",
-    "convert": "export", "save": "export", "load": "import", "download": "import",
-    "list": "show configs", "ls": "show configs", "models": "show configs",
-    "configs": "show configs", "config": "show", "recipes": "show configs",
-    "check": "doctor", "diagnose": "doctor", "cost": "plan", "estimate": "plan",
-    "plot": "report", "curves": "report", "log": "report", "logs": "report", "stats": "report",
-    "branch": "checkpoints", "fork": "checkpoints", "rollback": "checkpoints",
-    "merge": "average", "mean": "average", "sweep": "study", "compare": "study",
-}  # fmt: skip
-# What people call an option elsewhere -> what it may be here, of which a verb has one or none.
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    called: options
-    for names, options in (
-        ("data dataset data-dir text file input source train-file corpus",
-         ("source", "corpus", "train", "input")),
-        ("model model-name model-path model-name-or-path pretrained init init-checkpoint ckpt "
-         "checkpoint", ("checkpoint", "init-from")),
-        ("out output output-dir out-dir outdir dir save-dir run-dir logdir",
-         ("output", "workdir")),
-        ("workdir run", ("checkpoint",)),
-        ("task-name", ("task",)),
-        ("validation-file dev-file eval-file validation", ("dev",)),
-        ("report-to tracker-name", ("tracker",)),
-        ("tokenizer-name vocab tokenizer-path", ("tokenizer",)),
-        ("lower uncased do-lower-case", ("lowercase",)),
-    )
-    for called in names.split()
-}  # fmt: skip
-# What no option says as it is typed: the verb does it otherwise.
-_OTHERWISE = {
-    ("pretrain", "epochs"): "a run counts updates: --set phases.0.steps=N; 'bert-jax show rows "
-    "CONFIG --corpus DIR' says how many rows an epoch has",
-    **{(verb, name): "write --set compute.dtype=bfloat16"
-       for verb in ("pretrain", "finetune") for name in ("bf16", "fp16")},
-    **{(verb, "wandb"): "write --tracker wandb" for verb in ("pretrain", "finetune", "doctor")},
-    **{(verb, name): "the same command resumes the run in --workdir, without an option"
-       for verb in ("pretrain", "finetune")
-       for name in ("resume", "resume-from", "resume-from-checkpoint", "resume_from_checkpoint")},
-    **{("finetune", name): "fine-tuning counts passes over the rows: --epochs X"
-       for name in ("steps", "max-steps", "num-steps", "train-steps")},
-}  # fmt: skip
+_STEPS = ("--epochs N: fine-tuning counts epochs", "--set phases.0.steps=X")
+_RESUME = "the same command without this option: it resumes the run in --workdir"
+# Verbs and options of other programs -> what to write here: the first alternative with an option
+# that the verb has. X stands for the value.
+_FOREIGN: dict[str, tuple[str, ...]] = {
+    "train": ("pretrain",),
+    "eval": ("evaluate",),
+    "fine-tune": ("finetune",),
+    "infer": ("predict",),
+    "encode": ("embed",),
+    "convert": ("export",),
+    "configs": ("show configs",),
+    "--lr": ("--learning-rate X", "--set optimizer.learning_rate=X"),
+    "--batch-size": ("--set phases.0.global_batch_size=X",),
+    "--max-steps": _STEPS,
+    "--steps": _STEPS,
+    "--epochs": ("--set phases.0.steps=N: a run counts updates",),
+    "--max-seq-length": ("--length X", "--set phases.0.sequence_length=X"),
+    "--bf16": ("--set compute.dtype=bfloat16",),
+    "--fp16": ("--set compute.dtype=bfloat16",),
+    "--resume": (_RESUME,),
+    "--resume-from-checkpoint": (_RESUME,),
+    "--data": ("--source X", "--corpus X", "--train X"),
+    "--input": ("--source X", "--corpus X"),
+    "--model": ("--checkpoint X", "--init-from X"),
+    "--workdir": ("--checkpoint X",),
+    "--output-dir": ("--output X", "--workdir X"),
+    "--wandb": ("--tracker wandb",),
+}
 
 
-# Verbs that hand over what is after `--`: the option that it is, and the one that it belongs to.
+# Verbs that pass on the words after `--`: the option with these words, and the option that uses
+# them.
 _WITH_OTHERS = {"prepare": ("runner_options", "runner")}
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are two lines: what the verb needs, and what to type instead."""
+    """A parser with errors of two lines: the usage, and what to write instead."""
 
     words: Sequence[str] = ()
 
     def shorten_usage(self) -> None:
-        """Leaves in the line of usage what a command cannot do without; the options are below."""
+        """Limits the line of usage to the required arguments and options."""
         formatter = self._get_formatter()
         formatter.add_usage(None, self._arguments(), [], prefix="")
         needed = [a for a in self._actions if a.required and a.option_strings]
@@ -121,56 +103,43 @@ class Parser(argparse.ArgumentParser):
         self.usage = f"{' '.join(formatter.format_help().split())}{options} [options]"
 
     def _arguments(self) -> list[argparse.Action]:
-        """Returns what has no dashes before it, but what stands after `--`."""
+        """Returns the arguments without dashes, other than the words after `--`."""
         after = [options for options, _ in _WITH_OTHERS.values()]
         return [a for a in self._actions if not a.option_strings and a.dest not in after]
 
     def error(self, message: str) -> NoReturn:
-        """Says what is wrong, after the usage, and ends with code 2."""
+        """Prints the usage and the error, and ends with code 2."""
         self.print_usage(sys.stderr)
         advice = self._instead() or f"{message} ('{self.prog} --help' explains)"
         self.exit(2, f"{self.prog}: error: {shown(advice)}\n")
 
     def _instead(self) -> str | None:
-        """Returns what to type for the first option that is none; None where nothing is known."""
+        """Returns what to write for the first unknown option, or None if no option is similar."""
+        known = self._option_string_actions
         for number, word in enumerate(self.words):
             if word == "--":
                 break
             option, equals, value = word.partition("=")
-            known, verb = self._option_string_actions, self.prog.rpartition(" ")[2]
-            if option not in known and (verb, option.removeprefix("--")) in _OTHERWISE:
-                return f"there is no {option}: {_OTHERWISE[verb, option.removeprefix('--')]}"
             if not option.startswith("--") or any(name.startswith(option) for name in known):
                 continue
             following = self.words[number + 1 : number + 2]
             if not equals:
                 value = following[0] if following and not following[0].startswith("-") else ""
-            meant = self._meant(option.removeprefix("--"), value)
-            return meant and f"there is no {option}: {meant}"
+            for text in _FOREIGN.get(option.lower().replace("_", "-"), ()):
+                if not text.startswith("--") or text.split()[0] in known:
+                    given = text[:-1] + value if text.endswith("X") and value else text
+                    return f"there is no {option}: write {given}"
+            if option[2:].upper() in [action.metavar for action in self._arguments()]:
+                return f"there is no {option}: write {value or option[2:].upper()} without {option}"
+            hint = did_you_mean(option, (name for name in known if name.startswith("--")))
+            return hint and f"there is no {option}.{hint}"
         return None
-
-    def _meant(self, name: str, value: str) -> str | None:
-        fields = field_names.meant(name, flatten(TrainConfig()))
-        called = {each.replace("_", "-") for f in fields for each in field_names.synonyms(f)}
-        options = [o.removeprefix("--") for o in self._option_string_actions if o[:2] == "--"]
-        wanted = [o for o in options if o in called]
-        wanted += [o for o in _OPTIONS.get(name.replace("_", "-"), ()) if o in options]
-        given = f" {value}" if value else ""
-        if wanted:
-            return f"write --{wanted[0]}{given}"
-        if name.upper() in [a.metavar for a in self._arguments()]:
-            return f"write {value or name.upper()} without --{name}"
-        if fields and "set" in options:
-            return f"write --set {fields[0]}={value or 'VALUE'}"
-        close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
-        return f"did you mean --{close[0]}{given}?" if close else None
 
 
 def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     """Returns the arguments of a command.
 
-    Without any it prints the help and ends with code 2, as a command that was cut short should
-    fail; `help` and `help VERB` print it, too.
+    Without words it prints the help and ends with code 2. `help` and `help VERB` print the help.
     """
     verbs = verbs_of(parser)
     if not words:
@@ -180,7 +149,7 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
         words = [*(word for word in words[1:2] if word != "help"), "--help"]
     verb = words[0]
     if not verb.startswith("-") and verb not in verbs:
-        meant = _CALLED.get(verb.lower().replace("_", "-"), verb)
+        (meant,) = _FOREIGN.get(verb.lower().replace("_", "-"), (verb,))
         if meant.split()[0] in _MODULES.keys() - verbs.keys():
             parser.error(f"{meant!r} is part of {registry.LABORATORY}, which is not installed")
         close = (
@@ -190,7 +159,7 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
         parser.error(f"there is no verb {verb!r}{hint}")
     if verb in verbs:
         verbs[verb].words = words[1:]
-    # argparse takes what is after `--` for arguments only where none could be before.
+    # argparse would take words before `--` for the words after it.
     at = words.index("--") if "--" in words and verb in _WITH_OTHERS else len(words)
     found, extra = parser.parse_known_args(words[:at])
     after = ""
@@ -221,11 +190,12 @@ def options_of(name: str) -> type:
     return getattr(verb_module(name), f"{name.title().replace('-', '')}Options")
 
 
-def command_parser() -> Parser:
-    """Returns the parser of the command line, with a parser for each verb.
+def command_parser(words: Sequence[str] | None = None) -> Parser:
+    """Returns the parser of the command line, with the options of all verbs.
 
-    The docstring of a verb's module is its help: a sentence for the list of verbs, paragraphs, and
-    from the first command on, what keeps its lines.
+    With the `words` of a command, only its verb has options, and no other module is imported. The
+    docstring of a verb's module is its help: a sentence for the list of verbs, paragraphs, and from
+    the first command on, lines that are not wrapped.
     """
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(
@@ -236,26 +206,32 @@ def command_parser() -> Parser:
     )
     parser.add_argument("-V", "--version", action="version", version=f"bert-jax {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name in VERBS:
-        module = verb_module(name)
-        summary, *paragraphs = (ast.get_docstring(options.parsed(module.__name__)) or "").split(
-            "\n\n"
-        )
+    for name, module in VERBS.items():
+        summary, *paragraphs = _docstring(module).split("\n\n")
         first = next((i for i, p in enumerate(paragraphs) if "\n  bert-jax" in p), len(paragraphs))
-        verb = verbs.add_parser(
+        added = verbs.add_parser(
             name,
             help=f"{summary[0].lower()}{summary[1:]}".rstrip("."),
             description=textwrap.fill(" ".join([summary, *paragraphs[:first]]), _HELP_WIDTH),
             epilog="\n\n".join(paragraphs[first:]),
             formatter_class=raw,
         )
-        options.add_options(verb, options_of(name))
-        verb.shorten_usage()
+        if words is None or name in words[:2]:
+            options.add_options(added, options_of(name))
+            added.shorten_usage()
     return parser
 
 
+def _docstring(module: str) -> str:
+    """Returns the docstring of a module without importing it."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    return inspect.cleandoc(text.partition('"""')[2].partition('"""')[0])
+
+
 def _epilog() -> str:
-    """Returns the end of the help, without the commands of verbs that are not there."""
+    """Returns the end of the help, without the commands of verbs that are not installed."""
     absent = tuple(f"  bert-jax {verb} " for verb in _MODULES.keys() - VERBS.keys())
     return "".join(x for x in _EPILOG.splitlines(keepends=True) if not x.startswith(absent))
 

@@ -1,109 +1,106 @@
-"""A complete run as one frozen value: the model, the data, the optimiser, the phases.
+"""A complete run as one frozen value: model, data, optimizer, phases.
 
-Each field is declared once, in the file of its section, with all that is known about it
-(`fields.py`). A config is checked as a whole before anything starts (`config_checks.py`), and
-stored as JSON beside the run. How a config is named and changed is in `config_loader.py`. Nothing
+Each option is declared once, in the file of its section (fields.py). `config_checks` checks a
+config as a whole before anything starts, and `config_loader` finds and changes configs. Nothing
 here imports a heavy library.
 """
 
 import bisect
 import dataclasses
-import functools
 import itertools
-import typing
-from collections.abc import Mapping
-from dataclasses import field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from bert_jax.config import entries
+from msgspec import Meta
+
+from bert_jax.config import conversion
 from bert_jax.config.compute import CheckpointConfig, ComputeConfig, EvaluationConfig, MeshConfig
-from bert_jax.config.conversion import changed, convert, flatten, to_dict
+from bert_jax.config.conversion import flatten, replaced, to_dict
 from bert_jax.config.data import DataConfig
-from bert_jax.config.fields import (
-    FREE,
-    PHASE,
-    PRETRAINING,
-    RECIPE,
-    TASKS,
-    Rule,
-    Setting,
-    WithOptions,
-    all_settings,
-    numbered,
-    section,
-    setting,
-    settings_of,
-)
-from bert_jax.config.model import HeadConfig, ModelConfig
-from bert_jax.config.optimizer import SCHEDULE, OptimizerConfig
-from bert_jax.config.phase import PhaseConfig, growing
-from bert_jax.registry import OBJECTIVES, TRACKERS
+from bert_jax.config.fields import Count, Kind, Positive, field_at, fields_of, section, setting
+from bert_jax.config.model import HeadConfig, Mixing, ModelConfig
+from bert_jax.config.optimizer import Optimizer, OptimizerConfig, Schedule
+from bert_jax.config.phase import OVERRIDES, PhaseConfig, growing
+from bert_jax.registry import HOOKS, OBJECTIVES, TRACKERS
 
 __all__ = [
-    "CheckpointConfig", "ComputeConfig", "DataConfig", "EvaluationConfig", "HeadConfig",
-    "MeshConfig", "ModelConfig", "OptimizerConfig", "PhaseConfig", "TrainConfig", "flatten",
-    "from_dict", "growing", "setting_of", "settings", "to_dict",
+    "CheckpointConfig",
+    "ComputeConfig",
+    "DataConfig",
+    "EvaluationConfig",
+    "HeadConfig",
+    "HookConfig",
+    "MeshConfig",
+    "Mixing",
+    "ModelConfig",
+    "Optimizer",
+    "OptimizerConfig",
+    "PhaseConfig",
+    "Schedule",
+    "TrainConfig",
+    "field_at",
+    "flatten",
+    "from_dict",
+    "growing",
+    "replaced",
+    "to_dict",
 ]  # fmt: skip
 
 
-# fmt: off
 @section
-class TrainConfig(WithOptions):
+class HookConfig(Kind, table=HOOKS):
+    """The base of the options of hooks (training/hooks.py)."""
+
+    free = True
+
+
+@section
+class TrainConfig:
     """Everything a run depends on besides the corpus."""
 
-    name: str = setting(
-        "unnamed", FREE._replace(finetune=TASKS), "Name of the run in messages."
+    name: str = setting("unnamed", "Name of the run in messages.", free=True)
+    seed: Annotated[int, Meta(le=2**32 - 1)] = setting(
+        0, "Decides initial weights, the order of examples, masks and dropout."
     )
-    seed: int = setting(
-        0, Rule("refused", "free", "use `seed` and `seeds`"),
-        "Decides initial weights, the order of examples, masks and dropout.",
-        most=2**32 - 1,
-    )
-    dropout_hash: str = setting(
-        "lowbias32", RECIPE,
-        "How dropout chooses what it drops: `lowbias32`, or `shift_add`, which needs no integer "
-        "multiplication for each element: faster on TPU v2 and v3, and other elements are dropped.",
-        choices=("lowbias32", "shift_add"),
+    dropout_hash: Literal["lowbias32", "shift_add"] = setting(
+        "lowbias32",
+        "How dropout draws: `lowbias32`, or `shift_add`, which draws other elements without "
+        "integer multiplications, and is faster on TPU v2 and v3.",
     )
     objective: str = setting(
-        "mlm+nsp", Rule("refused", "equal", PRETRAINING),
-        "What the model learns: [see below](#another-objective).",
-        choices=OBJECTIVES, called=("loss",),
+        "mlm+nsp", "What the model learns: [see below](#another-objective).", choices=OBJECTIVES
     )
-    model: ModelConfig = field(default_factory=ModelConfig)
-    head: HeadConfig = field(default_factory=HeadConfig)
-    compute: ComputeConfig = field(default_factory=ComputeConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    model: ModelConfig = ModelConfig()
+    head: HeadConfig = HeadConfig()
+    compute: ComputeConfig = ComputeConfig()
+    data: DataConfig = DataConfig()
+    optimizer: Optimizer = setting(
+        OptimizerConfig(), "The optimizer, see [below](#optimizers), and its options."
+    )
     phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
-    mesh: MeshConfig = field(default_factory=MeshConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    log_every_steps: int = setting(
-        100, FREE, "Steps between rows of `metrics.jsonl`.",
-        least=1, called=("logging_steps", "log_steps", "log_every", "log_interval"),
-    )
+    mesh: MeshConfig = MeshConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log_every_steps: Count = setting(100, "Steps between rows of `metrics.jsonl`.", free=True)
     trackers: tuple[str, ...] = setting(
-        (), FREE,
+        (),
         "Services that also receive the rows: [below](#trackers). Each start of a run is a run "
-        "there, which begins with the rows so far; one that fails is named and left alone.",
+        "there, which begins with the rows so far; a service that fails is ignored after a note.",
         choices=TRACKERS,
+        free=True,
     )
-    hooks: tuple[str, ...] = setting(
-        (), FREE,
-        "What else happens between the steps: [see below](#hooks).",
+    hooks: tuple[HookConfig, ...] = setting(
+        (), "What else happens between the steps: [see below](#hooks).", free=True
     )
-    deadline_seconds: float = setting(
-        900.0, FREE,
-        "Longest that a process may go without progress; then it says where it hangs and ends with "
+    deadline_seconds: Positive = setting(
+        900.0,
+        "Longest time without progress of a process. Then it reports where it hangs and ends with "
         "exit code 200. A compilation may take four times as long.",
-        above=0,
+        free=True,
     )
-    output_bias: str = setting(
-        "zeros", Rule("refused", "equal"),
-        "The masked-LM output bias that a new run begins with: `zeros`, or `log_frequency` "
+    output_bias: Literal["zeros", "log_frequency"] = setting(
+        "zeros",
+        "The initial masked-LM output bias: `zeros`, or `log_frequency` "
         "([the loss of masked words](lineage.md#the-loss-of-masked-words)).",
-        choices=("zeros", "log_frequency"),
     )
 
     @property
@@ -117,37 +114,31 @@ class TrainConfig(WithOptions):
 
     @property
     def scored_phases(self) -> tuple[PhaseConfig, ...]:
-        """The phases as a model that was trained in them is scored: none changes it, which is as
-        its step left it, and no rows are packed.
-        """
+        """The phases without overrides and packing, as a trained model is evaluated."""
         rate = self.data.masked_lm_prob
-        return tuple(dataclasses.replace(p.unpacked(rate), changes={}) for p in self.phases)
+        return tuple(p.unpacked(rate).without_overrides() for p in self.phases)
 
     def phase_of(self, update: int) -> int:
         """Returns the number of the phase in which an update is made, counted from 0."""
         return bisect.bisect_right(self.phase_ends, update)
 
     def in_phase(self, number: int) -> "TrainConfig":
-        """Returns the config with what the phases up to this one change in it.
-
-        Raises UsageError for a change of what is no field.
-        """
-        config = self
-        for i, phase in enumerate(self.phases[: number + 1]):
-            if phase.changes:
-                config = changed(config, phase.changes, f"phases.{i}")
-        return config
+        """Returns the config with the overrides of the phases up to this one."""
+        overrides: dict[str, Any] = {}
+        for phase in self.phases[: number + 1]:
+            overrides |= phase.overrides
+        return replaced(self, overrides)
 
     def at_step(self, step: int) -> "TrainConfig":
-        """Returns the config with the model that a checkpoint of a step is: that of the phase
-        which made its last update.
+        """Returns the config with the model of a checkpoint: the model of the phase that made its
+        last update.
         """
         model = self.in_phase(self.phase_of(max(step - 1, 0))).model
         return dataclasses.replace(self, model=model)
 
     def changes_of(self, number: int) -> dict[str, tuple[Any, Any]]:
-        """Returns what differs between a phase and the one before it, steps apart: the old and the
-        new value by path. The old one of an option that was not there is None.
+        """Returns the old and the new value of each field, other than `steps`, that differs between
+        a phase and the phase before it, by path. A missing value is None.
         """
         if not number:
             return {}
@@ -157,82 +148,27 @@ class TrainConfig(WithOptions):
     def _described(self, number: int) -> dict[str, Any]:
         """Returns all fields that may differ between phases, by path."""
         phase, config = self.phases[number], self.in_phase(number)
-        own = {name: getattr(phase, name) for name in settings_of(PhaseConfig) if name != "steps"}
-        sections = {name: to_dict(getattr(config, name)) for name in PhaseConfig.sections}
+        apart = ("steps", *OVERRIDES)
+        own = {name: getattr(phase, name) for name in fields_of(PhaseConfig) if name not in apart}
         own["masked_lm_prob"] = phase.mask_rate(self.data.masked_lm_prob)
-        return own | flatten(sections)
+        return own | flatten(
+            {name: to_dict(getattr(config, name)) for name in ("model", "data", "optimizer")}
+        )
 
     def schedule_span(self, number: int) -> range:
-        """Returns the updates of the schedule that a phase is part of.
+        """Returns the updates of the schedule that a phase belongs to.
 
-        It begins anew with each phase that changes a field or an option of the schedule.
+        A phase that overrides the schedule, its rate or its warm-up starts a schedule.
         """
         if not self.phases:
             return range(0)
-        begins = [0, *(i for i, p in enumerate(self.phases) if i and _begins_schedule(p)),
+        begins = [0, *(i for i, p in enumerate(self.phases) if i and p.starts_schedule),
                   len(self.phases)]  # fmt: skip
         edges = (0, *self.phase_ends)
         last = bisect.bisect_right(begins, number)
         return range(edges[begins[last - 1]], edges[begins[last]])
-# fmt: on
 
 
-def _begins_schedule(phase: PhaseConfig) -> bool:
-    paths = (path.partition(".") for path in phase.changes)
-    return any(
-        name in SCHEDULE
-        or (
-            name not in settings_of(OptimizerConfig)
-            and entries.owners(OptimizerConfig, name)[1] == "schedule"
-        )
-        for section, _, name in paths
-        if section == "optimizer"
-    )
-
-
-@functools.cache
-def settings() -> Mapping[str, Setting]:
-    """Returns what each field says about itself, by its path: `phases.N.steps` is that of all."""
-    return dict(all_settings(TrainConfig))
-
-
-def setting_of(path: str) -> Setting | None:
-    """Returns what the field at a path says, or at a path inside its value, or an option of an
-    entry; none for no field. What a phase changes may change as the phase may.
-    """
-    _, phase, inner = numbered(path).partition("phases.N.")
-    if phase and inner.partition(".")[0] in PhaseConfig.sections:
-        found = setting_of(inner)
-        return found and dataclasses.replace(found, rule=PHASE)
-    names = (numbered(path), numbered(path).removesuffix(".N"))
-    if (found := next((name for name in names if name in settings()), None)) is not None:
-        return settings()[found]
-    options = option_paths()
-    return next((options[name][0] for name in names if name in options), None)
-
-
-def option_paths() -> Mapping[str, tuple[Setting, str, list[str]]]:
-    """Returns the options of all entries by path, with what they say about themselves, the field
-    that chooses and the entries that have them. All entries are imported for it.
-    """
-    found: dict[str, tuple[Setting, str, list[str]]] = {}
-    for prefix in ("", *typing.get_type_hints(TrainConfig)):
-        if (cls := section_at(prefix)) is not None:
-            for field, value, name, described in entries.all_options(cls):
-                path = f"{prefix}.{name}" if prefix else name
-                found.setdefault(path, (described, field, []))[2].append(value)
-    return found
-
-
-def section_at(prefix: str) -> type[WithOptions] | None:
-    """Returns the class of the section that begins with a path, if its entries may have options;
-    the config itself for none.
-    """
-    hints = typing.get_type_hints(TrainConfig)
-    cls = hints.get(prefix) if prefix else TrainConfig
-    return cls if isinstance(cls, type) and issubclass(cls, WithOptions) else None
-
-
-def from_dict(values: dict[str, Any], cls: Any = TrainConfig, path: str = "") -> Any:
-    """Builds `cls` from JSON values. Unknown keys and wrong types are `UsageError`s."""
-    return convert(values, cls, path)
+def from_dict(values: Any, cls: Any = TrainConfig, path: str = "") -> Any:
+    """Returns a section from its JSON form (conversion.from_dict); by default a whole config."""
+    return conversion.from_dict(values, cls, path)

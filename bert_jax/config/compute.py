@@ -1,53 +1,48 @@
-"""Sections of a config: how, where and how often, which changes no number beyond rounding."""
+"""Sections of a config: how, where and how often, which changes no result beyond rounding."""
 
-from bert_jax.config.fields import FREE, PRETRAINING, Rule, section, setting
+from typing import Literal
+
+from bert_jax.config.fields import Count, Natural, NonNegative, section, setting
 from bert_jax.registry import ATTENTION
-
-# fmt: off
-# The facts of a field stand side by side.
 
 
 @section
 class ComputeConfig:
-    """How the step is computed. None of it changes what is computed, beyond rounding."""
+    """How the step is computed. No option changes the result, beyond rounding."""
 
-    # Master weights, softmax, normalisation, loss and update.
-    dtype: str = setting(
-        "bfloat16", Rule("flag", "free"),
-        "`bfloat16` or `float32`, for matrix products and activations. All else is always float32, "
-        "but for the sums over tokens in the gradients of words, positions and biases, which have "
-        "this type where a device adds in it: a CPU does.",
-        choices=("bfloat16", "float32"), called=("precision", "mixed_precision", "bf16", "fp16"),
+    free = True
+
+    # Master weights, softmax, normalization, loss and update are float32.
+    dtype: Literal["bfloat16", "float32"] = setting(
+        "bfloat16",
+        "The type of matmuls and activations. Everything else is float32, except for the sums over "
+        "tokens in the gradients of embeddings and biases, which a CPU adds in this type.",
+        free=False,
     )
-    remat: str = setting(
-        "none", FREE,
+    remat: Literal["none", "full", "dots"] = setting(
+        "none",
         "What the backward pass computes again: `none`, `full` (whole layers) or `dots` (all but "
-        "the products with weights).",
-        choices=("none", "full", "dots"), fits_memory=True,
-        called=("gradient_checkpointing", "checkpointing", "rematerialisation"),
+        "the matmuls with weights).",
     )
-    layers: str = setting(
-        "unroll", FREE,
-        "`unroll` writes every layer out (fastest step), `scan` loops over one (fastest compile).",
-        choices=("unroll", "scan"), fits_memory=True,
+    layers: Literal["unroll", "scan"] = setting(
+        "unroll",
+        "`unroll` gives the fastest step, `scan` (a loop over one layer) the fastest compilation.",
     )
-    gather: str = setting(
-        "per_step", FREE,
-        "When sharded weights are gathered: `per_step`, once and kept for the backward pass, or "
-        "`per_layer`, again in the backward pass (less memory, more traffic).",
-        choices=("per_step", "per_layer"), fits_memory=True,
+    gather: Literal["per_step", "per_layer"] = setting(
+        "per_step",
+        "When sharded weights are gathered: `per_step`, and kept for the backward pass, or "
+        "`per_layer`, and again in the backward pass (less memory, more traffic).",
     )
     attention: str = setting(
-        "auto", FREE,
+        "auto",
         "What computes attention; `auto` chooses for each kind of layer by length, device and what "
         "the model needs ([what computes attention](lineage.md#what-computes-attention)).",
-        choices=ATTENTION, called=("attn_implementation", "flash_attention"),
+        choices=ATTENTION,
     )
-    loss_slices: int = setting(
-        1, FREE,
-        "In how many slices of the vocabulary the loss of masked words is computed, and its "
-        "scores again in the backward pass; 1 keeps them whole.",
-        least=1, called=("fused_linear_cross_entropy", "chunked_cross_entropy"),
+    loss_slices: Count = setting(
+        1,
+        "Slices of the vocabulary in which the masked-LM loss is computed, and its scores again in "
+        "the backward pass; 1 keeps the scores whole.",
     )
 
 
@@ -55,36 +50,31 @@ class ComputeConfig:
 class MeshConfig:
     """How the devices are arranged and what they share (docs/parallelism.md)."""
 
+    free = True
+
     # Groups of devices joined by a slower network.
-    slices: int = setting(1, FREE, "Slices of a multi-slice TPU job.", least=1)
-    fsdp: int = setting(
-        -1, FREE, "Devices of a slice that share a batch; -1 takes what is left."
-    )
-    tensor: int = setting(
-        1, FREE, "Devices that share each matrix product; divides the heads and the inner width.",
-        least=1,
+    slices: Count = setting(1, "Slices of a multi-slice TPU job.")
+    fsdp: int = setting(-1, "Devices of a slice that share a batch; -1 takes all that remain.")
+    tensor: Count = setting(
+        1, "Devices that share each matmul; divides the heads and the inner width."
     )
     shard_weights: bool = setting(
-        True, FREE, "Whether `fsdp` also shares out weights, moments and update."
+        True, "Whether `fsdp` also shards weights, moments and the update."
     )
 
 
 @section
 class EvaluationConfig:
-    """Held-out evaluation: the same examples with the same masks every time."""
+    """Evaluation on the validation split: the same examples with the same masks every time."""
 
-    every_steps: int = setting(
-        10_000, FREE, "Steps between evaluations; 0: only at the end of each phase.",
-        least=0, called=("eval_steps", "eval_every", "eval_interval"),
+    free = True
+
+    every_steps: Natural = setting(
+        10_000, "Steps between evaluations; 0: only at the end of each phase."
     )
-    num_examples: int = setting(
-        4096, FREE._replace(finetune=PRETRAINING),
-        "Held-out pairs to use; all, if there are fewer.", least=1,
-    )
-    batch_size: int = setting(
-        256, FREE,
-        "Rows in one evaluation batch; rounded up to a multiple of the devices.",
-        least=1, called=("eval_batch_size", "per_device_eval_batch_size"), fits_memory=True,
+    num_examples: Count = setting(4096, "Validation examples to use; all, if there are fewer.")
+    batch_size: Count = setting(
+        256, "Rows in one evaluation batch; rounded up to a multiple of the devices."
     )
 
 
@@ -92,27 +82,23 @@ class EvaluationConfig:
 class CheckpointConfig:
     """When to save and what to keep. The last step is always saved."""
 
-    every_steps: int = setting(
-        1000, FREE, "Steps between checkpoints; the end of each phase is always saved.",
-        least=1, called=("save_steps", "save_every", "save_interval"),
+    free = True
+
+    every_steps: Count = setting(
+        1000, "Steps between checkpoints; the end of each phase is always saved."
     )
     # On a slice 1000 steps pass in a minute, and a save is gigabytes.
-    every_minutes: float = setting(
-        0.0, FREE,
-        "Minutes between checkpoints, instead of steps; 0: `every_steps` says. The recipes for "
+    every_minutes: NonNegative = setting(
+        0.0,
+        "Minutes between checkpoints, instead of steps; 0 uses `every_steps`. The configs for "
         "slices have 10.",
-        least=0,
     )
-    keep_last: int = setting(
-        3, FREE, "How many of the newest are kept.", least=1, called=("save_total_limit", "keep")
+    keep_last: Count = setting(3, "How many of the newest checkpoints are kept.")
+    keep_every: Natural = setting(
+        0, "Steps divisible by this are kept forever; 0 keeps none beyond `keep_last`."
     )
-    keep_every: int = setting(
-        0, FREE, "Steps divisible by this are kept for good; 0 keeps none beyond `keep_last`.",
-        least=0,
-    )
-    max_failed_saves: int = setting(
-        3, FREE,
-        "Saves in a row that may fail while training goes on; one more ends it with exit code 7, "
-        "or 75 if the network is why.",
-        least=0,
+    max_failed_saves: Natural = setting(
+        3,
+        "Consecutive saves that may fail while training continues; one more ends the run with exit "
+        "code 7, or 75 if the network is the cause.",
     )

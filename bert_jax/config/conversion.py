@@ -1,193 +1,164 @@
-"""Turns configs into plain JSON values and back, with errors that name the field."""
+"""Turns configs into JSON values and back, with errors that name the field."""
 
 import dataclasses
-import json
-import types
-import typing
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bert_jax.config import entries
-from bert_jax.config.fields import (
-    CHANGES,
-    OPTIONS,
-    WithChanges,
-    WithOptions,
-    is_section,
-    item_of,
-    settings_of,
-)
+import msgspec
+
+from bert_jax.config.fields import Kind, OptionField, choices_of, fields_of, is_kind, is_section
 from bert_jax.errors import UsageError, brief, did_you_mean
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """Returns the plain JSON-able form of any config dataclass; `convert` is its inverse."""
-    return json.loads(json.dumps(_plain(config)))
-
-
-def _plain(value: Any) -> Any:
-    """Returns the fields of a dataclass as a dict, options of entries among them."""
+def to_dict(value: Any) -> Any:
+    """Returns the JSON form of a section; `from_dict` is its inverse."""
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return [to_dict(item) for item in value]
+    if not is_section(type(value)):
         return value
-    found = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, WithOptions):
-        found |= {name: _plain(option) for name, option in found.pop(OPTIONS).items()}
-    if isinstance(value, WithChanges):
-        for path, change in found.pop(CHANGES).items():
-            section, _, name = path.partition(".")
-            found.setdefault(section, {})[name] = _plain(change)
-    return found
+    tag = {"kind": value.kind} if isinstance(value, Kind) else {}
+    return tag | {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
 
 
 def flatten(config: Any) -> dict[str, Any]:
-    """Returns `{"model.hidden_size": 768, "phases.0.steps": ...}`: one entry for each leaf.
+    """Returns `{"model.hidden_size": 768, "phases.0.steps": ...}`, one item for each leaf.
 
-    `config` is a dataclass, or a value as JSON has it.
+    `config` is a section or its JSON form.
     """
 
-    def walk(value, path):
-        if isinstance(value, dict):
-            for key, child in value.items():
-                yield from walk(child, f"{path}.{key}" if path else key)
-        elif isinstance(value, list):
-            for i, child in enumerate(value):
-                yield from walk(child, f"{path}.{i}")
+    def walk(value: Any, path: str) -> Iterable[tuple[str, Any]]:
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, child in items:
+                yield from walk(child, join(path, str(key)))
         else:
             yield path, value
 
-    return dict(walk(to_dict(config) if dataclasses.is_dataclass(config) else config, ""))
+    return dict(walk(to_dict(config), ""))
 
 
-def convert(value: Any, annotation: Any, path: str) -> Any:
-    """Returns `value`, as read from JSON, as an instance of `annotation`."""
-    where = path or "the config"
-    if is_section(annotation):
-        if not isinstance(value, dict):
-            raise UsageError(f"{where}: expected a section of fields, got {brief(value)}")
-        hints = typing.get_type_hints(annotation)
-        # Neither is a field: what they hold is.
-        others = (OPTIONS, CHANGES)
-        hints = {n: h for n, h in hints.items() if n not in others and not _is_of_class(h)}
-        known = {k: convert(v, hints[k], _join(path, k)) for k, v in value.items() if k in hints}
-        more = {k: v for k, v in value.items() if k not in hints}
-        if issubclass(annotation, WithOptions):
-            known[OPTIONS] = _options(annotation, known, more, path)
-        if issubclass(annotation, WithChanges):
-            known[CHANGES] = _changes(annotation, more, path)
-            hints |= annotation.sections
-        for key in more:
-            raise UsageError(
-                f"{_join(path, brief(key)[1:-1])}: no such field.{nearest(key, hints)}"
-            )
-        return annotation(**known)
-    if typing.get_origin(annotation) is tuple:
-        if not isinstance(value, list | tuple):
-            raise UsageError(f"{where}: expected a list, got {brief(value)}")
-        item = item_of(annotation)
-        return tuple(convert(v, item, _join(path, str(i))) for i, v in enumerate(value))
-    if isinstance(annotation, types.UnionType):
-        if value is None and type(None) in typing.get_args(annotation):
-            return None
-        (annotation,) = [a for a in typing.get_args(annotation) if a is not type(None)]
-    if annotation is int and isinstance(value, float) and value.is_integer():
-        value = int(value)  # 1e6 is how people write a million
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise UsageError(f"{where}: {brief(value)} does not fit in 64 bits")
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not annotation:
-        name = getattr(annotation, "__name__", annotation)
-        raise UsageError(f"{where}: expected {name}, got {brief(value)}")
-    return value
+def from_dict(values: Any, cls: Any, path: str = "") -> Any:
+    """Returns a section of class `cls` from its JSON form.
 
-
-def _options(
-    cls: type, values: Mapping[str, Any], more: dict[str, Any], path: str
-) -> dict[str, Any]:
-    """Takes from `more` the options of the entries that a section with such `values` chooses, and
-    returns them with the defaults of those that are not given.
-
-    An option of an entry that is not chosen is dropped if it has its default: `override` may have
-    chosen another entry. Raises UsageError if it has another value.
+    Raises UsageError for an unknown field, a value of another type and a value out of its limits.
+    A kind that no registry has is accepted with any options: the run of a file with its own
+    entries can be read without the file.
     """
-    options: dict[str, Any] = {}
-    for name, described, owner in entries.settings_chosen(cls, values):
-        if name in settings_of(cls):
-            raise UsageError(f"{_join(path, name)}: an option of an entry has the name of a field")
-        hint = typing.get_type_hints(owner)[name]
-        given = name in more
-        options[name] = (
-            convert(more.pop(name), hint, _join(path, name)) if given else described.default
+    if is_kind(cls):
+        cls, values = _kind_of(values, cls, path)
+    if not isinstance(values, dict):
+        raise UsageError(
+            f"{path or 'the config'}: expected a section of fields, got {brief(values)}"
         )
-    if entries.is_open(cls, values):  # a file that has not been executed may say more
-        options |= more
-        more.clear()
-    for name in list(more):
-        described, field, readers = entries.owners(cls, name)
-        if described is None:
-            continue
-        value = more.pop(name)
-        if value != described.default:
-            chosen = values.get(field, getattr(cls, field))
-            raise UsageError(
-                f"{_join(path, name)} is {brief(value)}, which {field} {chosen} does not read: "
-                f"only {', '.join(readers)}"
-            )
-    return options
+    declared, found = fields_of(cls), {}
+    for name, value in values.items():
+        if name not in declared:
+            raise UsageError(f"{join(path, brief(name)[1:-1])}: no such field.{_hint(name, cls)}")
+        found[name] = _value(value, declared[name], join(path, name))
+    return cls(**found)
 
 
-def _changes(cls: type[WithChanges], more: dict[str, Any], path: str) -> dict[str, Any]:
-    """Takes from `more` what a section changes of others, and returns it by dotted path.
-
-    What is no field there may be an option, which is known once the section is changed.
-    """
-    changes: dict[str, Any] = {}
-    for name, section in cls.sections.items():
-        values, hints = more.pop(name, {}), typing.get_type_hints(section)
-        if not isinstance(values, dict):
-            raise UsageError(
-                f"{_join(path, name)}: expected a section of fields, got {brief(values)}"
-            )
-        for key, value in values.items():
-            where = f"{_join(path, name)}.{key}"
-            is_field = key in settings_of(section)
-            changes[f"{name}.{key}"] = convert(value, hints[key], where) if is_field else value
-    return changes
+def _kind_of(value: Any, base: type[Kind], path: str) -> tuple[type[Kind], Any]:
+    """Returns the class of a member of a tagged union, and its fields."""
+    values = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}: expected a kind or a section of fields, got {brief(value)}")
+    rest = {name: each for name, each in values.items() if name != "kind"}
+    name = values.get("kind", base.default_kind)
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{path}: expected the name of a kind, got {brief(name)}")
+    if name in base.table:
+        return base.of_kind(name), rest
+    options = {n: tuple(v) if isinstance(v, list) else v for n, v in rest.items()}
+    return base.unregistered(name, tuple(n for n in options if n not in fields_of(base))), options
 
 
-def changed(config: Any, changes: Mapping[str, Any], where: str = "") -> Any:
-    """Returns a config with other values at some paths of two names. An entry that is chosen no
-    longer takes its options with it.
+def _value(value: Any, field: OptionField, path: str) -> Any:
+    if value is None and field.is_optional:
+        return None
+    is_tuple = field.item is not field.annotation
+    if is_section(field.item):
+        if not is_tuple:
+            return from_dict(value, field.item, path)
+        if not isinstance(value, list | tuple):
+            raise UsageError(f"{path}: expected a list, got {brief(value)}")
+        return tuple(from_dict(v, field.item, f"{path}.{i}") for i, v in enumerate(value))
+    return checked(value, field.annotation, path)
 
-    `where` is what errors put before a path. Raises UsageError for no field, and another type.
-    """
-    sections: dict[str, dict[str, Any]] = {}
+
+def checked(value: Any, annotation: Any, path: str) -> Any:
+    """Returns a value as an option of a type. Raises UsageError, which names the path."""
+    if annotation is Any:
+        return value
+    if isinstance(value, float) and value.is_integer() and _is_int(annotation):
+        value = int(value)  # 1e6
+    try:
+        found = msgspec.convert(value, annotation)
+    except msgspec.ValidationError as error:
+        text = str(error).replace("`", "").replace("Expected", "expected")
+        if names := choices_of(annotation):
+            hint = did_you_mean(str(value), names)
+            text = f"expected one of {', '.join(names)}, got {brief(value)}.{hint}"
+        got = "" if "got" in text else f", got {brief(value)}"
+        raise UsageError(f"{path}: {text}{got}") from error
+    for item in found if isinstance(found, tuple) else (found,):
+        if isinstance(item, int) and abs(item) >= 2**63:
+            raise UsageError(f"{path}: {brief(item)} does not fit in 64 bits")
+        if isinstance(item, float) and not math.isfinite(item):
+            raise UsageError(f"{path} is {item}; it must be finite")
+        if isinstance(item, str) and any("\ud800" <= c <= "\udfff" for c in item):
+            raise UsageError(f"{path} is {brief(item)}: half a surrogate pair cannot be written")
+    return found
+
+
+def _is_int(annotation: Any) -> bool:
+    return getattr(annotation, "__origin__", annotation) is int
+
+
+def unknown_names(section: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
+    """Yields the path of each name in a section that its registry does not have, and a message."""
+    if isinstance(section, Kind) and section.kind not in section.table:
+        yield f"{prefix}kind", section.table.problem(section.kind)
+    for name, field in fields_of(type(section)).items():
+        value = getattr(section, name)
+        for i, item in enumerate(value if isinstance(value, tuple) else (value,)):
+            if is_section(type(item)):
+                number = f".{i}" if isinstance(value, tuple) else ""
+                yield from unknown_names(item, f"{prefix}{name}{number}.")
+            elif field.setting and field.setting.choices and item not in field.setting.choices:
+                yield f"{prefix}{name}", field.setting.choices.problem(item)
+
+
+def _hint(name: str, cls: Any) -> str:
+    """Returns what to write for an unknown field: the nearest name, or the kinds that have it."""
+    if is_kind(cls):
+        kinds = [k for k in cls.table.names() if name in fields_of(cls.of_kind(k))]
+        if kinds:
+            return f" It is an option of kind {' or '.join(kinds)}, not of {cls.kind}."
+    return nearest(name, fields_of(cls))
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Returns what to write after an unknown name: the nearest of the names, or all of them."""
+    names = list(names)
+    return did_you_mean(name, names, cutoff=0.5) or f" Fields here: {', '.join(names)}."
+
+
+def replaced(config: Any, changes: Mapping[str, Any]) -> Any:
+    """Returns a config with other values at dotted paths: `{"model.rope_theta": 160_000.0}`."""
+    found: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
     for path, value in changes.items():
-        section, _, name = path.partition(".")
-        sections.setdefault(section, {})[name] = value
-    found = {}
-    for name, values in sections.items():
-        section = getattr(config, name)
-        old = to_dict(section)
-        for chooser in values:
-            if values[chooser] != getattr(section, chooser, None):
-                for option in entries.own_options(section, chooser):
-                    old.pop(option, None)
-        found[name] = convert(old | values, type(section), _join(where, name))
-    return dataclasses.replace(config, **found)
+        name, _, rest = path.partition(".")
+        if rest:
+            nested.setdefault(name, {})[rest] = value
+        else:
+            found[name] = value
+    for name, inner in nested.items():
+        found[name] = replaced(getattr(config, name), inner)
+    return dataclasses.replace(config, **found) if found else config
 
 
-def _is_of_class(annotation: Any) -> bool:
-    """Returns whether an annotation is of what a class has, and its objects have not each."""
-    return typing.get_origin(annotation) is typing.ClassVar
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
-
-
-def nearest(key: str, names) -> str:
-    """Returns what to say after an unknown `key`: the name it resembles, or all there are."""
-    return did_you_mean(key, names, cutoff=0.5) or f" Fields here: {', '.join(names)}."
+def join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,84 +1,63 @@
-"""The section of a config that says how ids become batches."""
+"""The section of a config that says how token ids become batches."""
 
-from bert_jax.config.fields import DATA, FREE, PRETRAINING, WithOptions, section, setting
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from bert_jax.config.fields import Count, Positive, Share, section, setting
 from bert_jax.registry import MASKS, ROWS
-
-# fmt: off
-# The facts of a field stand side by side.
 
 
 @section
-class DataConfig(WithOptions):
+class DataConfig:
     """How ids become masked sentence pairs (google-research/bert create_pretraining_data.py)."""
 
-    short_seq_prob: float = setting(
-        0.1, DATA,
-        "Share of documents whose pairs aim at a shorter length (`sentence_pairs`).",
-        least=0, most=1, read_by=("rows",),
+    short_seq_prob: Share = setting(
+        0.1, "Share of documents with pairs of a shorter length (rows `sentence_pairs`)."
     )
-    random_next_prob: float = setting(
-        0.5, DATA,
-        "Share of pairs whose second segment comes from another document by choice "
-        "(`sentence_pairs`).",
-        least=0, most=1, read_by=("rows",),
+    random_next_prob: Share = setting(
+        0.5,
+        "Share of pairs with a second segment from another document (rows `sentence_pairs`), "
+        "besides those for which the document ends.",
     )
-    masked_lm_prob: float = setting(
-        0.15, DATA,
-        "Share of a row's tokens to predict; at most the phase's `max_predictions` are.",
-        above=0, most=1, called=("mlm_probability", "mask_rate", "mask_prob", "mlm_prob"),
+    masked_lm_prob: Annotated[float, Meta(gt=0, le=1)] = setting(
+        0.15, "Share of a row's tokens to predict, up to the phase's `max_predictions`."
     )
-    mask_token_prob: float = setting(
-        0.8, DATA, "Share of the predicted tokens that become `[MASK]`.", least=0, most=1
+    mask_token_prob: Share = setting(0.8, "Share of the predicted tokens that become `[MASK]`.")
+    random_token_prob: Share = setting(
+        0.1, "Share of the predicted tokens that become a random id; the rest stay as they are."
     )
-    random_token_prob: float = setting(
-        0.1, DATA,
-        "Share of the predicted tokens that become a random id; the rest stay as they are.",
-        least=0, most=1,
-    )
-    num_workers: int = setting(
-        2, FREE._replace(finetune=PRETRAINING),
-        "Threads that make batches ahead of the step.",
-        least=1, called=("workers", "dataloader_num_workers"),
-    )
-    prefetch: int = setting(
-        4, FREE._replace(finetune=PRETRAINING),
-        "Batches that may wait for the step on the host.", least=1,
-    )
-    verify: str = setting(
-        "full", FREE._replace(finetune=PRETRAINING),
-        "What of the corpus is checked at every start: `full` compares "
+    num_workers: Count = setting(2, "Threads that make batches ahead of the step.", free=True)
+    prefetch: Count = setting(4, "Batches that may wait for the step on the host.", free=True)
+    verify: Literal["full", "sizes"] = setting(
+        "full",
+        "What is checked of the corpus at every start: `full` compares "
         "[checksums](data.md#damage-is-found-before-step-1), `sizes` only sizes.",
-        choices=("full", "sizes"),
+        free=True,
     )
     rows: str = setting(
-        "sentence_pairs", DATA,
-        "How documents become rows ([rows](lineage.md#rows)).",
-        choices=ROWS,
+        "sentence_pairs", "How documents become rows ([rows](lineage.md#rows)).", choices=ROWS
     )
     mask: str = setting(
-        "tokens", DATA,
-        "Which tokens of a row are predicted: `tokens` draws each on its own, `whole_words` all "
-        "pieces of a word or none (BERT's whole-word masking), `spans` up to ten words in a row, "
-        "3.8 on average (SpanBERT).",
+        "tokens",
+        "Which tokens of a row are predicted: `tokens` draws each independently, `whole_words` all "
+        "tokens of a word or none (BERT's whole-word masking), `spans` up to ten consecutive "
+        "words, 3.8 on average (SpanBERT).",
         choices=MASKS,
     )
-    packing: str = setting(
-        "none", DATA,
-        "Whether sequences share the rows of training: with `best_fit` a row has as many as there "
-        "is room for ([lineage.md](lineage.md#packing)).",
-        choices=("none", "best_fit"),
+    packing: Literal["none", "best_fit"] = setting(
+        "none",
+        "Whether sequences share the rows of training: with `best_fit` a row has as many as fit "
+        "([packing](lineage.md#packing)).",
     )
     source_weights: str = setting(
-        "", DATA,
+        "",
         "Shares of the rows of a batch that [several corpora](data.md#several-corpora) have: "
         "`wiki=3,code=1` names each with its weight, and 0 leaves one out. Empty: "
-        "`source_temperature` says.",
-        called=("sources", "weights", "source_weight", "mixture", "mixture_weights",
-                "train_weights", "sampling_weights", "interleave_probs"),
+        "`source_temperature` decides.",
     )
-    source_temperature: float = setting(
-        1.0, DATA,
+    source_temperature: Positive = setting(
+        1.0,
         "Without weights a source has rows in proportion to its tokens to the power of 1 / "
-        "temperature: 1 sees all text equally often, more than 1 sees small sources more often.",
-        above=0, called=("temperature", "sampling_temperature"),
+        "temperature: with 1 all text is seen equally often, with more small sources more often.",
     )

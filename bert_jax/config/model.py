@@ -1,248 +1,205 @@
-"""Sections of a config: the encoder, and what stands on it."""
+"""Sections of a config: the encoder, and its heads."""
 
 import dataclasses
+from typing import Literal
 
 from bert_jax.config.fields import (
-    HEAD,
-    RECIPE,
-    SHAPE,
-    Rule,
-    WithOptions,
-    fields_read_by,
+    Count,
+    Kind,
+    Natural,
+    NonNegative,
+    Positive,
+    Rate,
     section,
     setting,
 )
 from bert_jax.registry import MIXERS, PARTS, POSITIONS, SCORES
 
-# fmt: off
-# The facts of a field stand side by side.
-
-
-_GENERATOR = ("head.parts", "generator")
-_DROPOUT_SITES = ("embeddings", "attention", "feed_forward", "classifier")
+Activation = Literal["gelu", "gelu_new", "silu"]
+DropoutSite = Literal["embeddings", "attention", "feed_forward", "classifier"]
+# The fields of ModelConfig that change how a model is trained and not what it computes.
+TRAINING_FIELDS = (
+    "hidden_dropout_prob",
+    "hidden_dropout_sites",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "scale_output_init",
+    "classifier_pooling",
+)
+# The fields that only a model with a generator reads.
+GENERATOR_FIELDS = ("generator_size", "generator_layers", "embedding_sharing")
 
 
 @section
-class ModelConfig(WithOptions):
+class Mixing(Kind, table=MIXERS):
+    """The base of the options of mixers (model/mixers/)."""
+
+    default_kind = "attention"
+
+
+@section
+class SelfAttentionOptions(Mixing, kind="attention"):
+    """Self-attention."""
+
+    score: str = setting(
+        "scaled_dot_product",
+        "The score of a query q and a key k: `scaled_dot_product` is q k / sqrt(K) for heads of "
+        "size K, `dot_product` q k, `general` q W k and `additive` v tanh(W q + U k), with W, "
+        "U and v per head.",
+        choices=SCORES,
+    )
+
+
+@section
+class ModelConfig:
     """The encoder. Field names and meanings are those of Hugging Face's `config.json`."""
 
-    vocab_size: int = setting(
-        30522, SHAPE, "Rows of the word embedding; at least the ids of the tokenizer.",
-        least=1, called=("vocab", "n_vocab"), in_every_bert=True,
+    vocab_size: Count = setting(
+        30522, "Rows of the token embedding; at least the ids of the tokenizer."
     )
-    hidden_size: int = setting(
-        768, SHAPE, "Width of the encoder; a multiple of `model.num_attention_heads`.",
-        least=1, called=("hidden", "width", "dim", "d_model", "hidden_dim", "n_embd"),
-        in_every_bert=True,
+    hidden_size: Count = setting(
+        768, "Width of the encoder; a multiple of `model.num_attention_heads`."
     )
-    num_hidden_layers: int = setting(
-        12, SHAPE, "Blocks.",
-        least=1, called=("layers", "num_layers", "n_layers", "n_layer", "depth"),
-        in_every_bert=True,
-    )
-    num_attention_heads: int = setting(
-        12, SHAPE, "Heads of each block.",
-        least=1, called=("heads", "num_heads", "n_heads", "n_head"), in_every_bert=True,
-    )
+    num_hidden_layers: Count = setting(12, "Layers.")
+    num_attention_heads: Count = setting(12, "Attention heads per layer.")
     # Ainslie et al. 2023.
-    num_key_value_heads: int = setting(
-        0, SHAPE,
-        "Heads of keys and values, of which each serves as many neighbouring heads of queries; a "
-        "divisor of `model.num_attention_heads`. 0: as many as those.",
-        least=0, called=("kv_heads", "num_kv_heads", "n_kv_heads"),
+    num_key_value_heads: Natural = setting(
+        0,
+        "Heads of keys and values, each for several neighboring heads of queries; a divisor of "
+        "`model.num_attention_heads`. 0: as many as those.",
     )
-    intermediate_size: int = setting(
-        3072, SHAPE, "Width between the two maps of the feed-forward part.",
-        least=1, called=("ffn", "ffn_dim", "d_ff", "mlp_dim", "feed_forward_size"),
-        in_every_bert=True,
-    )
-    hidden_act: str = setting(
-        "gelu_new", SHAPE,
+    intermediate_size: Count = setting(3072, "Inner width of the feed-forward layer.")
+    hidden_act: Activation = setting(
+        "gelu_new",
         "`gelu_new` is the tanh approximation of the original code, `gelu` the exact form, `silu` "
         "x sigmoid(x).",
-        choices=("gelu", "gelu_new", "silu"), called=("activation", "act"), in_every_bert=True,
     )
-    hidden_dropout_prob: float = setting(
-        0.1, RECIPE, "Dropout of the embeddings and of each sub-layer's output; below 1.",
-        least=0, below=1, called=("dropout", "hidden_dropout", "dropout_rate"),
-        in_every_bert=True,
+    hidden_dropout_prob: Rate = setting(
+        0.1, "Dropout of the embeddings and of the output of each sub-layer."
     )
-    hidden_dropout_sites: tuple[str, ...] = setting(
-        _DROPOUT_SITES, RECIPE,
-        "Where `model.hidden_dropout_prob` acts: behind the `embeddings`, the `attention` and the "
-        "`feed_forward` of each block, and before `classifier`s. ModernBERT has it behind the "
-        "attention alone.",
-        choices=_DROPOUT_SITES,
+    hidden_dropout_sites: tuple[DropoutSite, ...] = setting(
+        ("embeddings", "attention", "feed_forward", "classifier"),
+        "Where `model.hidden_dropout_prob` applies: after the `embeddings`, the `attention` and "
+        "the `feed_forward` of each layer, and before a `classifier`. ModernBERT has `attention`.",
     )
-    attention_probs_dropout_prob: float = setting(
-        0.1, RECIPE, "Dropout of the attention weights; below 1.",
-        least=0, below=1, called=("attention_dropout", "attn_dropout"), in_every_bert=True,
+    attention_probs_dropout_prob: Rate = setting(0.1, "Dropout of the attention weights.")
+    max_position_embeddings: Count = setting(
+        512,
+        "The longest sequence: the rows of the position table, or for kinds without a table a "
+        "limit without cost.",
     )
-    max_position_embeddings: int = setting(
-        512, SHAPE,
-        "The longest sequence there can be: the rows of the table, or where a kind of position has "
-        "none a limit that costs nothing.",
-        least=1, called=("max_positions", "n_positions"), in_every_bert=True,
+    type_vocab_size: Natural = setting(
+        2, "Rows of the segment table; rows of two segments need 2. 0: no table."
     )
-    type_vocab_size: int = setting(
-        2, SHAPE, "Rows of the segment table; rows of two segments need 2. 0: there is none.",
-        least=0, in_every_bert=True,
-    )
-    initializer_range: float = setting(
-        0.02, Rule("refused", "judged"),
-        "Standard deviation of the initial matrices, normal and cut at two deviations.", above=0,
-        in_every_bert=True,
+    initializer_range: Positive = setting(
+        0.02, "Standard deviation of the initial matrices, normal and truncated at two deviations."
     )
     # Shoeybi et al. 2019; ModernBERT's "full_megatron".
     scale_output_init: bool = setting(
-        False, Rule("refused", "judged"),
-        "Whether the output maps of attention and feed-forward begin smaller, by the square root "
+        False,
+        "Whether the output layers of attention and feed-forward start smaller, by the square root "
         "of twice `model.num_hidden_layers`.",
     )
-    layer_norm_eps: float = setting(
-        1e-12, SHAPE, "Added to the variance in every normalisation.", above=0,
-        in_every_bert=True,
-    )
+    layer_norm_eps: Positive = setting(1e-12, "Added to the variance in every normalization.")
     position_embedding_type: str = setting(
-        "learned", SHAPE,
-        "What tells the model the order of its tokens: `learned` is a vector for each position "
+        "learned",
+        "What tells the model the order of its tokens: `learned` is a vector per position "
         "([the others](lineage.md#positions-and-blocks)).",
-        choices=POSITIONS, called=("positions", "position", "pos_emb"),
+        choices=POSITIONS,
     )
     # Clark et al. 2020; ALBERT.
-    embedding_size: int = setting(
-        0, SHAPE,
-        "Width of the embedding tables; 0: that of the encoder. A linear map leads from one to the "
-        "other.",
-        least=0,
+    embedding_size: Natural = setting(
+        0,
+        "Width of the embedding tables, with a linear layer to the width of the encoder; 0: the "
+        "width of the encoder.",
     )
-    generator_size: float = setting(
-        0.25, SHAPE,
-        "Width of the generator of `rtd`, as a share of the encoder's. It has a head for each 64, "
-        "and an inner width of four times its own.",
-        above=0, read_by=_GENERATOR,
+    generator_size: Positive = setting(
+        0.25,
+        "Width of the generator of `rtd`, as a share of the encoder's. The generator has a head "
+        "per 64 columns, and an inner width of four times its width.",
     )
-    generator_layers: float = setting(
-        1.0, SHAPE, "Its blocks, as a share of the encoder's.",
-        above=0, read_by=_GENERATOR,
+    generator_layers: Positive = setting(
+        1.0, "Layers of the generator, as a share of the encoder's."
     )
-    embedding_sharing: str = setting(
-        "all", SHAPE,
-        "What it shares with the encoder: `all` (the tables and their normalisation), `embeddings` "
-        "(the tables) or `none`.",
-        choices=("all", "embeddings", "none"),
-        read_by=_GENERATOR,
+    embedding_sharing: Literal["all", "embeddings", "none"] = setting(
+        "all",
+        "What the generator shares with the encoder: `all` (the tables and their normalization), "
+        "`embeddings` (the tables) or `none`.",
     )
-    rope_theta: float = setting(
-        10_000.0, SHAPE,
-        "Of `rotary` and `rotary_interleaved`: pair i of K columns turns by `rope_theta`^(-2i / K) "
-        "from token to token.",
-        above=0, read_by=("position_embedding_type",), by_phase=True,
+    rope_theta: Positive = setting(
+        10_000.0,
+        "For rotary positions: pair i of K columns turns by `rope_theta`^(-2i / K) from token to "
+        "token.",
     )
     # Xiong et al. 2020.
-    norm_placement: str = setting(
-        "post", SHAPE,
-        "`post` normalises each sum, as BERT does; `pre` what goes into each half of a block, and "
-        "the output of the last one.",
-        choices=("post", "pre"),
+    norm_placement: Literal["post", "pre"] = setting(
+        "post",
+        "`post` normalizes each sum, as in BERT; `pre` the input of each half of a layer, and the "
+        "output of the last layer.",
     )
     first_norm: bool = setting(
-        True, SHAPE,
-        "Whether the first block normalises what goes into its attention; ModernBERT, whose "
-        "embeddings are normalised, leaves that out.",
-        read_by=("norm_placement", "pre"),
+        True,
+        "Whether the first layer normalizes the input of its attention; false in ModernBERT, with "
+        "normalized embeddings.",
     )
-    embedding_norm: bool = setting(
-        True, SHAPE, "Whether the sum of the embeddings is normalised.",
-    )
+    embedding_norm: bool = setting(True, "Whether the sum of the embeddings is normalized.")
     # Zhang & Sennrich 2019.
-    norm: str = setting(
-        "layernorm", SHAPE, "`layernorm`, or `rmsnorm`: without mean and bias.",
-        choices=("layernorm", "rmsnorm"),
+    norm: Literal["layernorm", "rmsnorm"] = setting(
+        "layernorm", "`layernorm`, or `rmsnorm`: without mean and bias."
     )
-    norm_bias: bool = setting(
-        True, SHAPE, "Whether each LayerNorm has a bias beside its scale.",
-        read_by=("norm", "layernorm"),
-    )
+    norm_bias: bool = setting(True, "Whether each LayerNorm has a bias and not only a scale.")
     # Poolers and classifiers have theirs.
     linear_bias: bool = setting(
-        True, SHAPE,
-        "Whether the linear maps of the blocks, and the transform of the masked-LM head, have a "
-        "bias.",
+        True, "Whether the linear layers of the encoder and of the masked-LM transform have a bias."
     )
     # Shazeer 2020, "GLU variants improve Transformer".
-    feed_forward: str = setting(
-        "dense", SHAPE,
-        "`gated` multiplies the activated map by a second one: three kernels of "
+    feed_forward: Literal["dense", "gated"] = setting(
+        "dense",
+        "`gated` multiplies the activation by a second linear layer: three kernels of "
         "`model.intermediate_size` instead of two.",
-        choices=("dense", "gated"),
     )
-    mixer: str = setting(
-        "attention", SHAPE,
-        "How the tokens of a sequence exchange what they know "
-        "([one of your own](extend.md#a-mixer)).",
-        choices=MIXERS,
-    )
-    attention_score: str = setting(
-        "scaled_dot_product", SHAPE,
-        "How well a key k answers a query q: `scaled_dot_product` is q k / sqrt(K), where K is the "
-        "size of a head, `dot_product` q k, `general` q W k and `additive` v tanh(W q + U k), with "
-        "W, U and v of each head.",
-        choices=SCORES, called=("score", "scoring_function"), read_by=("mixer",),
+    mixer: Mixing = setting(
+        SelfAttentionOptions(),
+        "How the tokens of a sequence exchange information ([custom mixers](extend.md#a-mixer)).",
     )
     # transformers' `local_attention`.
-    attention_window: int = setting(
-        0, SHAPE,
-        "Positions that a token of a local layer sees, half of them on either side of it; 0: all, "
+    attention_window: Natural = setting(
+        0,
+        "Positions that a token of a local layer attends to, half of them on either side; 0: all, "
         "in every layer.",
-        least=0, called=("local_attention", "window", "sliding_window"),
     )
-    global_attention_every_n_layers: int = setting(
-        0, SHAPE,
-        "With a window: layers 0, n, 2n, ... see all of their sequence, as in ModernBERT (3); 0: "
-        "none does.",
-        least=0,
+    global_attention_every_n_layers: Natural = setting(
+        0,
+        "With a window: layers 0, n, 2n, ... attend to the whole sequence, as in ModernBERT (3); "
+        "0: no layer does.",
     )
-    first_global_layer: int = setting(
-        0, SHAPE,
-        "The first of the layers that see all: they are f, f + n, f + 2n, ...; UltraBERT has 2.",
-        least=0,
+    first_global_layer: Natural = setting(
+        0, "The first global layer f of the layers f, f + n, f + 2n, ...; 2 in UltraBERT."
     )
-    local_rope_theta: float = setting(
-        0.0, SHAPE, "`model.rope_theta` of local layers; 0: the same.",
-        least=0, read_by=("position_embedding_type",), by_phase=True,
-    )
-    # Fine-tuning may choose it; what is pre-trained only keeps it for that.
-    classifier_pooling: str = setting(
-        "cls", Rule("refused", "judged"),
-        "What a classifier of texts reads: `cls`, the first token (BERT); `mean`, the mean of all "
-        "(ModernBERT, as it is published); `late`, their mean behind the pooler's map (EuroBERT).",
-        choices=("cls", "mean", "late"), called=("pooling",),
+    local_rope_theta: NonNegative = setting(0.0, "`model.rope_theta` of local layers; 0: the same.")
+    # Read by fine-tuning. A pre-trained model keeps it for that.
+    classifier_pooling: Literal["cls", "mean", "late"] = setting(
+        "cls",
+        "The input of a classifier of texts: `cls`, the first token (BERT); `mean`, the mean of "
+        "all (ModernBERT as published); `late`, their mean after the pooler (EuroBERT).",
     )
     masked_lm_transform: bool = setting(
-        True, SHAPE,
-        "Whether a map, the activation and a norm stand in the masked-LM head before the output "
-        "over the vocabulary.",
+        True,
+        "Whether the masked-LM head has a linear layer, the activation and a norm before the "
+        "output over the vocabulary.",
     )
     # transformers modeling_ultrabert.py, UltrabertPredictionHead.
-    masked_lm_inner_size: int = setting(
-        0, SHAPE,
-        "Width between two maps, each activated, that stand there in place of the map and its "
-        "norm; 0: one map and the norm.",
-        least=0,
+    masked_lm_inner_size: Natural = setting(
+        0,
+        "Width between two linear layers, each with an activation, in place of that layer and its "
+        "norm; 0: one layer and the norm.",
     )
-    masked_lm_act: str = setting(
-        "hidden_act", SHAPE, "The activation there; `hidden_act` is that of the blocks.",
-        choices=("hidden_act", "gelu", "gelu_new", "silu"),
+    masked_lm_act: Literal["hidden_act", "gelu", "gelu_new", "silu"] = setting(
+        "hidden_act", "The activation of the masked-LM head; `hidden_act` is that of the layers."
     )
-    decoder_bias: bool = setting(
-        True, SHAPE, "Whether the masked-LM head has a bias for each word.",
-    )
+    decoder_bias: bool = setting(True, "Whether the masked-LM head has a bias per token.")
     tie_word_embeddings: bool = setting(
-        True, SHAPE,
-        "Whether the masked-LM head multiplies with the word embedding; it has a matrix of its own "
-        "else.",
-        called=("tied_embeddings", "tie_embeddings", "weight_tying"),
+        True, "Whether the masked-LM head multiplies with the token embedding, not with a kernel."
     )
 
     @property
@@ -258,7 +215,7 @@ class ModelConfig(WithOptions):
 
     @property
     def output_init(self) -> float:
-        """Returns the deviation with which the output maps of the blocks begin."""
+        """Returns the standard deviation of the initial output layers of the encoder."""
         scale = (2 * self.num_hidden_layers) ** -0.5 if self.scale_output_init else 1.0
         return scale * self.initializer_range
 
@@ -283,38 +240,32 @@ class ModelConfig(WithOptions):
         return generator.with_generator_of(ModelConfig())
 
     def with_generator_of(self, other: "ModelConfig") -> "ModelConfig":
-        """Returns this encoder with the generator that `other` describes."""
-        values = {name: getattr(other, name) for name in fields_read_by("head.parts", ModelConfig)}
+        """Returns this encoder with the generator of `other`."""
+        values = {name: getattr(other, name) for name in GENERATOR_FIELDS}
         return dataclasses.replace(self, **values)
 
 
 @section
 class HeadConfig:
-    """The parts that stand on the encoder: the two pre-training heads, unless it is made for a
-    task.
-    """
+    """The heads of a model: the two pre-training heads, unless it is made for a task."""
 
     parts: tuple[str, ...] = setting(
-        ("pooler", "mlm", "nsp"), HEAD,
-        "Parts beside the encoder; at most one is a classifier.", choices=PARTS,
+        ("pooler", "mlm", "nsp"), "Heads of the encoder; at most one classifier.", choices=PARTS
     )
     labels: tuple[str, ...] = setting(
-        (), HEAD,
+        (),
         "The labels of a sequence or token classifier, in the order of its outputs. One or none: a "
         "regression.",
     )
     # transformers modeling_electra.py, ElectraClassificationHead.
-    pooler_act: str = setting(
-        "tanh", HEAD,
-        "What follows the pooler's map: `tanh` as in BERT, `gelu` as in ELECTRA's classifiers, or "
-        "another one as in those of RoFormer, which have that of the blocks. Fine-tuning chooses "
-        "it by the checkpoint.",
-        choices=("tanh", "gelu", "gelu_new", "silu"),
+    pooler_act: Literal["tanh", "gelu", "gelu_new", "silu"] = setting(
+        "tanh",
+        "The activation of the pooler: `tanh` in BERT, `gelu` in ELECTRA's classifiers, that of "
+        "the layers in RoFormer's. Fine-tuning takes it from the checkpoint.",
     )
     # transformers modeling_modernbert.py, ModernBertPredictionHead.
     transform: bool = setting(
-        False, HEAD,
-        "Whether the map, activation and norm of a masked-LM head stand before a classifier, and "
-        "for the pooler, as in ModernBERT. Fine-tuning chooses it by the checkpoint, and begins "
-        "with those of its masked-LM head.",
+        False,
+        "Whether a classifier has the transform of a masked-LM head in place of the pooler, as in "
+        "ModernBERT. Fine-tuning takes it, and its parameters, from the checkpoint.",
     )

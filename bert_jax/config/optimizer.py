@@ -1,90 +1,94 @@
-"""The section of a config that says how parameters are updated."""
+"""The section of a config with the optimizer and its learning-rate schedule."""
 
-from bert_jax.config.fields import FREE, RECIPE, Rule, WithOptions, section, setting
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from bert_jax.config.fields import (
+    Count,
+    Kind,
+    Natural,
+    NonNegative,
+    Positive,
+    Rate,
+    section,
+    setting,
+)
 from bert_jax.registry import OPTIMIZERS, SCHEDULES
-
-# The fields that all schedules read.
-SCHEDULE = ("schedule", "learning_rate", "warmup_steps")
-
-# fmt: off
-# The facts of a field stand side by side.
 
 
 @section
-class OptimizerConfig(WithOptions):
-    """AdamW as BERT did it (google-research/bert optimization.py), unless `kind` says otherwise."""
+class Schedule(Kind, table=SCHEDULES):
+    """The base of the learning-rate schedules (update/schedules.py)."""
 
-    kind: str = setting(
-        "bert_adamw", Rule("refused", "equal"),
-        "The optimiser, see [below](#optimisers). Another kind reads those of the fields below "
-        "that it has.",
-        choices=OPTIMIZERS, called=("optimizer", "optimiser", "optim"),
+    default_kind = "bert_linear"
+    # The options that count steps: a shorter run has fewer.
+    in_steps: ClassVar[tuple[str, ...]] = ()
+
+    def rate(self, step: Any, *, config: "Optimizer", total_steps: int) -> Any:
+        """Returns the float32 learning rate of update `step`, an int32 scalar from 0."""
+        return self.entry()(step, config=config, total_steps=total_steps)
+
+    def problems(self, config: "Optimizer", total_steps: int) -> Iterator[tuple[str, str]]:
+        """Yields the name of each option that is impossible in `total_steps`, and a message."""
+        yield from ()
+
+
+@section
+class BertLinear(Schedule, kind="bert_linear"):
+    """The schedule of BERT."""
+
+
+@section
+class Optimizer(Kind, table=OPTIMIZERS):
+    """The base of the optimizers: the options that all of them have."""
+
+    default_kind = "bert_adamw"
+
+    schedule: Schedule = setting(
+        BertLinear(), "How the learning rate changes over the run, see [below](#schedules)."
     )
-    schedule: str = setting(
-        "bert_linear", Rule("flag", "equal"),
-        "What the rate does over the run, see [below](#schedules).",
-        choices=SCHEDULES,
-        called=("scheduler", "lr_scheduler", "lr_scheduler_type", "lr_schedule"),
+    learning_rate: Positive = setting(
+        1e-4, "Where the warm-up line would end, and the decay line starts."
     )
-    learning_rate: float = setting(
-        1e-4, RECIPE._replace(finetune="use `learning_rate`"),
-        "Where the warm-up line would end, and the decay line starts.",
-        above=0, called=("lr", "rate", "max_lr", "peak_lr"),
+    warmup_steps: int = setting(10_000, "Steps of linear rise from 0; fewer than the run has.")
+    beta1: Rate = setting(0.9, "Decay of the first moment.")
+    beta2: Rate = setting(0.999, "Decay of the second moment.")
+    epsilon: Positive = setting(1e-6, "Added to the root of the second moment.")
+    weight_decay: NonNegative = setting(0.01, "Decoupled decay of kernels and embeddings.")
+    clip_norm: NonNegative = setting(
+        1.0, "Largest global norm of the gradient; 0 disables clipping."
     )
-    warmup_steps: int = setting(
-        10_000, RECIPE, "Steps of linear rise from 0; fewer than the run has.",
-        called=("warmup", "num_warmup_steps", "warmup_ratio", "warmup_proportion"),
+    frozen_layers: Natural = setting(
+        0,
+        "1 or more keeps the parameters of the embeddings and of the first layers, this many; MFU "
+        "still counts their FLOPs.",
     )
-    beta1: float = setting(
-        0.9, RECIPE, "Decay of the first moment.",
-        least=0, below=1, read_by=("kind",), called=("adam_beta1",),
+    gradient_accumulation_steps: Count = setting(
+        1, "Microbatches per batch, to fit in memory; the update is the same."
     )
-    beta2: float = setting(
-        0.999, RECIPE, "Decay of the second moment.",
-        least=0, below=1, read_by=("kind",), called=("adam_beta2",),
+    spike_factor: NonNegative = setting(
+        0.0,
+        "An update is skipped if its gradient norm is this many times the usual norm "
+        "([numbers that go wrong](reliability.md#numbers-that-go-wrong)); 0 disables the check.",
     )
-    epsilon: float = setting(
-        1e-6, RECIPE, "Added to the root of the second moment.",
-        above=0, read_by=("kind",), called=("eps", "adam_epsilon"),
+    max_skipped_updates: Natural = setting(
+        100, "Skipped updates a run may have; one more ends it with exit code 6.", free=True
     )
-    weight_decay: float = setting(
-        0.01, RECIPE, "Decoupled decay of kernels and embeddings.",
-        least=0, read_by=("kind",), called=("wd", "decay"),
-    )
-    bias_correction: bool = setting(
-        False, RECIPE, "`true` gives Adam as its paper has it, `false` as BERT has it.",
-        read_by=("kind",),
-    )
-    clip_norm: float = setting(
-        1.0, RECIPE, "Largest global norm of the gradient; 0 switches clipping off.",
-        least=0, read_by=("kind",),
-        called=("clip", "grad_clip", "max_grad_norm", "gradient_clip"),
-    )
-    frozen_layers: int = setting(
-        0, RECIPE._replace(finetune="use `freeze_layers`"),
-        "With 1 or more: the embeddings and that many layers, from the first, stay as they are; "
-        "the figure of MFU counts their part all the same.",
-        least=0,
-    )
-    gradient_accumulation_steps: int = setting(
-        1, Rule("flag", "free"),
-        "Microbatches that a batch is cut into, to fit in memory; the update is the same.",
-        least=1, fits_memory=True,
-        called=("accumulation", "grad_accum", "accumulate", "microbatches"),
-    )
-    spike_factor: float = setting(
-        0.0, Rule("flag", "free"),
-        "An update whose gradient norm is so many times the usual is left out "
-        "([numbers that go wrong](reliability.md#numbers-that-go-wrong)); 0: none is.",
-        least=0,
-    )
-    max_skipped_updates: int = setting(
-        100, FREE,
-        "Updates of a run that may be left out; one more ends it with exit code 6.", least=0,
-    )
-    z_loss: float = setting(
-        0.0, RECIPE,
-        "Weight of the squared log normaliser of the masked-LM logits in the gradient; 1e-4 is "
+    z_loss: NonNegative = setting(
+        0.0,
+        "Weight of the squared log normalizer of the masked-LM logits in the gradient; 1e-4 is "
         "usual ([z-loss](lineage.md#the-loss-of-masked-words)).",
-        least=0,
     )
+
+    def transformation(self) -> Any:
+        """Returns an `optax.GradientTransformation` at a learning rate of 1, or a `Direction`
+        (update/optimizers.py). A kind that is a class overrides it.
+        """
+        return self.entry()(self)
+
+
+@section
+class OptimizerConfig(Optimizer, kind="bert_adamw"):
+    """AdamW of BERT (google-research/bert optimization.py)."""
+
+    bias_correction: bool = setting(False, "Whether Adam corrects the bias, as in its paper.")

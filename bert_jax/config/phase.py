@@ -1,70 +1,82 @@
-"""The phases of a run: each has one shape of a batch, and may change other fields."""
+"""The phases of a run. A phase has one batch shape, and may override other fields of the config."""
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated
 
-from bert_jax.config.data import DataConfig
-from bert_jax.config.fields import PHASE, WithChanges, section, setting
-from bert_jax.config.model import ModelConfig
-from bert_jax.config.optimizer import OptimizerConfig
+from msgspec import Meta
+
+from bert_jax.config.fields import Count, Natural, NonNegative, Positive, section, setting
+from bert_jax.config.optimizer import Schedule
 from bert_jax.errors import UsageError
 
-# fmt: off
-# The facts of a field stand side by side.
+# The fields of PhaseConfig that override a field of the config -> the path of that field.
+OVERRIDES = {
+    "learning_rate": "optimizer.learning_rate",
+    "warmup_steps": "optimizer.warmup_steps",
+    "weight_decay": "optimizer.weight_decay",
+    "schedule": "optimizer.schedule",
+    "rope_theta": "model.rope_theta",
+    "local_rope_theta": "model.local_rope_theta",
+    "source_weights": "data.source_weights",
+}
+# A phase that overrides one of these starts a schedule.
+_SCHEDULE = ("learning_rate", "warmup_steps", "schedule")
 
 
 @section
-class PhaseConfig(WithChanges):
-    """A stretch of a run with one shape of a batch. State and cursor go through all phases.
+class PhaseConfig:
+    """A part of a run with one batch shape. The training state and the position in the corpus
+    continue from phase to phase.
 
-    `changes` are other fields of the config that change when the phase begins, and hold until
-    another phase changes them: `{"optimizer.learning_rate": 3e-4, "model.rope_theta": 160_000.0}`.
-    In JSON, and for `--set`, they stand in the phase as they do in the config:
-    `{"steps": 10, "model": {"rope_theta": 160000}}`, `phases.1.model.rope_theta=160000`.
+    An override holds from the start of the phase until another phase overrides the same field.
     """
 
-    sections: ClassVar[Mapping[str, Any]] = {
-        "model": ModelConfig, "data": DataConfig, "optimizer": OptimizerConfig,
-    }
-
-    sequence_length: int = setting(
-        128, PHASE,
-        "Tokens in a row, special ones included; at least 8, at most the position table.",
-        least=8,
-        called=("seq_len", "seq_length", "max_seq_length", "max_length", "length"),
+    sequence_length: Annotated[int, Meta(ge=8)] = setting(
+        128, "Tokens in a row, special tokens included; at most `model.max_position_embeddings`."
     )
-    steps: int = setting(
-        900_000, PHASE, "Updates in this phase.",
-        least=1, called=("max_steps", "num_steps", "total_steps", "train_steps", "num_train_steps",
-                         "iterations", "iters", "updates"),
-    )
-    global_batch_size: int = setting(
-        256, PHASE,
+    steps: Count = setting(900_000, "Updates in this phase.")
+    global_batch_size: Count = setting(
+        256,
         "Rows in one update, over all devices; a multiple of `mesh.slices` x `mesh.fsdp` x "
         "`optimizer.gradient_accumulation_steps`.",
-        least=1, called=("batch_size", "batch", "bs", "train_batch_size",
-                         "per_device_train_batch_size"),
     )
     # 77 at length 512, where the original recipe has 76.
     max_predictions: int = setting(
-        -1, PHASE,
-        "Masked positions a row has room for, at most the sequence length less 3; `-1` follows the "
-        "mask rate: 20 at length 128. A run warns if there is room for less than nine tenths of "
-        "that share.",
-        called=("max_predictions_per_seq",),
+        -1,
+        "Largest number of masked positions in a row, at most the sequence length less 3; `-1` "
+        "follows the mask rate: 20 at length 128. A run warns below nine tenths of the mask rate.",
     )
     masked_lm_prob: float = setting(
-        -1.0, PHASE,
+        -1.0,
         "Share of a row's tokens to predict in this phase; `-1` is `data.masked_lm_prob`, at which "
         "every phase is evaluated.",
     )
     max_sequences: int = setting(
-        -1, PHASE,
-        "Sequences that a packed row has room for (`data.packing`); `-1` chooses one for each 64 "
-        "tokens of a row, and 3 at least.",
+        -1,
+        "Largest number of sequences in a packed row (`data.packing`); `-1` is one per 64 tokens "
+        "of a row, and at least 3.",
     )
+    learning_rate: Positive | None = setting(None, "Overrides `optimizer.learning_rate`.")
+    warmup_steps: Natural | None = setting(None, "Overrides `optimizer.warmup_steps`.")
+    weight_decay: NonNegative | None = setting(None, "Overrides `optimizer.weight_decay`.")
+    schedule: Schedule | None = setting(None, "Overrides `optimizer.schedule`.")
+    rope_theta: Positive | None = setting(None, "Overrides `model.rope_theta`.")
+    local_rope_theta: NonNegative | None = setting(None, "Overrides `model.local_rope_theta`.")
+    source_weights: str | None = setting(None, "Overrides `data.source_weights`.")
+
+    @property
+    def overrides(self) -> dict[str, object]:
+        """The overridden fields of the config, by path."""
+        values = {path: getattr(self, name) for name, path in OVERRIDES.items()}
+        return {path: value for path, value in values.items() if value is not None}
+
+    @property
+    def starts_schedule(self) -> bool:
+        return any(getattr(self, name) is not None for name in _SCHEDULE)
+
+    def without_overrides(self) -> "PhaseConfig":
+        return dataclasses.replace(self, **dict.fromkeys(OVERRIDES))
 
     def mask_rate(self, masked_lm_prob: float) -> float:
         """Returns the phase's share of predicted tokens; `masked_lm_prob` is that of the data."""
@@ -107,7 +119,6 @@ class PhaseConfig(WithChanges):
         return unpacked.resolved(masked_lm_prob)
 
 
-# fmt: on
 def growing(phase: PhaseConfig, *, by: int, tokens: float) -> tuple[PhaseConfig, ...]:
     """Returns a phase as several whose batch grows, with the tokens of the phase in all.
 

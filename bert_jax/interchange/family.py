@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig
-from bert_jax.config.fields import fields_read_by, settings_of
+from bert_jax.config.fields import fields_of
+from bert_jax.config.model import GENERATOR_FIELDS, TRAINING_FIELDS
 from bert_jax.errors import UsageError, brief
 from bert_jax.interchange.name_map import MODEL_FIELDS, NameMap
 
@@ -37,10 +38,8 @@ _CLASSIFIERS = ("sequence_classifier", "token_classifier", "span_classifier")
 # by default. A generator is no part of a BERT, and how a model is trained changes no output.
 _OURS = tuple(
     name
-    for name, each in settings_of(ModelConfig).items()
-    if name not in (*MODEL_FIELDS, *fields_read_by("head.parts", ModelConfig))
-    and each is not None
-    and each.rule.compared == "equal"
+    for name in fields_of(ModelConfig)
+    if name not in (*MODEL_FIELDS, *GENERATOR_FIELDS, *TRAINING_FIELDS)
 )
 
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from bert_jax import strict_json
 from bert_jax.config import HeadConfig, ModelConfig
-from bert_jax.config.fields import settings_of
 from bert_jax.errors import NonFinite, UsageError
 from bert_jax.files import local, read_plain, writing
 from bert_jax.model import bert
@@ -138,7 +137,20 @@ class ImportedModel:
 
 
 # The fields of a model that other systems' BERT has, by the same names.
-MODEL_FIELDS = tuple(n for n, f in settings_of(ModelConfig).items() if f and f.in_every_bert)
+MODEL_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "initializer_range",
+    "layer_norm_eps",
+)
 
 
 def leaves(params: Any) -> Iterator[tuple[Location, Any]]:

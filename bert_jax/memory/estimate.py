@@ -15,12 +15,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
-from bert_jax.config.entries import entry_of
 from bert_jax.model import sharding
 from bert_jax.model.attention.implementation import kept_scores
 from bert_jax.model.attention.need import adds_to_scores
 from bert_jax.model.heads.part import EVERY, Part
-from bert_jax.registry import MIXERS, PARTS
+from bert_jax.registry import OBJECTIVES, PARTS
 from bert_jax.update.state import TrainState
 
 
@@ -81,7 +80,7 @@ def of_train_step(
     compute, pieces = config.compute, config.optimizer.gradient_accumulation_steps
     networks = [
         _Sizes(network, batch, mesh=mesh, platform=platform, pieces=pieces)
-        for network in entry_of(config, "objective").networks(config)
+        for network in OBJECTIVES[config.objective].networks(config)
     ]
     length = batch["input_ids"].shape[1]
     block, loop = (
@@ -125,7 +124,7 @@ def _of_model(arrays: _Arrays, config: TrainConfig, length: int, mesh: Mesh) -> 
     if not arrays.inner:  # nothing is kept but the block's input
         return arrays
     gated = min(arrays.inner, 2) if model.feed_forward == "gated" else 0
-    mixer = MIXERS[model.mixer].kept(model, length=length)
+    mixer = model.mixer.entry().kept(model, length=length)
     distances = mixer.distances if arrays.scores else 0
     device = mesh.abstract_mesh.abstract_device
     kind = "" if device is None else device.device_kind

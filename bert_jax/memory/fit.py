@@ -20,8 +20,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax import config_loader
-from bert_jax.config import ComputeConfig, TrainConfig, flatten, settings
-from bert_jax.config.conversion import changed
+from bert_jax.config import ComputeConfig, TrainConfig, flatten, replaced
 from bert_jax.errors import UsageError
 from bert_jax.memory import estimate
 from bert_jax.memory.free import free_bytes
@@ -33,6 +32,14 @@ from bert_jax.workdir import checkpoint, run_directory
 
 # The only one of the fields that are chosen that defines the numbers of a run, by its rounding.
 MICROBATCHES = "optimizer.gradient_accumulation_steps"
+# The options that are chosen by the free memory.
+_CHOSEN = (
+    MICROBATCHES,
+    "compute.remat",
+    "compute.layers",
+    "compute.gather",
+    "evaluation.batch_size",
+)
 _POLICIES = ("none", "dots", "full")
 # How far the estimate of what is not the state may be from the truth.
 _MARGIN = 1.25
@@ -204,8 +211,7 @@ def _as_begun(config: TrainConfig, directory: Path, mesh: Mesh) -> TrainConfig |
     not divide over these devices like that.
     """
     stored = flatten(config_loader.load_config_json(directory / run_directory.CONFIG))
-    fields = [path for path, each in settings().items() if each.fits_memory]
-    begun = changed(config, {name: stored[name] for name in fields})
+    begun = replaced(config, {path: stored[path] for path in _CHOSEN})
     kept = _difference(config, begun) or "as the config says"
     for number, phase in enumerate(begun.phases):
         pieces = begun.in_phase(number).optimizer.gradient_accumulation_steps

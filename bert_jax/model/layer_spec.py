@@ -30,7 +30,7 @@ def layer_specs(model: ModelConfig) -> tuple[LayerSpec, ...]:
         is_global = not model.attention_window or number in seeing_all
         local_theta = model.local_rope_theta or model.rope_theta
         return LayerSpec(
-            mixer=model.mixer,
+            mixer=model.mixer.kind,
             feed_forward=model.feed_forward,
             norm_placement=model.norm_placement,
             norm=model.norm,

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.config import ModelConfig, PhaseConfig
-from bert_jax.config.entries import entry_of
 from bert_jax.data.pretraining.batch import INPUTS, PREDICTIONS, Batch, Draw
 from bert_jax.model.flops import encoder_flops, masked_lm_flops
 from bert_jax.model.losses import Sums, cross_entropy, cross_entropy_and_normaliser
 from bert_jax.model.sharding import reshaped, spec_of
 from bert_jax.objectives.objective import Figure, Objective
+from bert_jax.registry import MASKS
 
 
 class MaskedLanguageModel(Objective):
@@ -32,7 +32,7 @@ class MaskedLanguageModel(Objective):
     )
 
     def collate(self, rows: Batch, draw: Draw) -> Batch:
-        masked = entry_of(draw.options, "mask")(rows, draw)
+        masked = MASKS[draw.options.mask](rows, draw)
         return {**{name: rows[name] for name in INPUTS}, **masked}
 
     def sums(

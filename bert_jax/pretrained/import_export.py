@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
-from bert_jax.config.fields import settings_of
+from bert_jax.config.model import TRAINING_FIELDS
 from bert_jax.data.tokenizer import hub
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, name_map, sentence_transformers, tf1
@@ -154,12 +154,11 @@ def _require_same_run(source: Path, foreign: ImportedModel, run: TrainConfig) ->
     for section, theirs in (("model", foreign.model), ("head", foreign.head)):
         ours = vars(getattr(run, section))
         # Dropout and the like are how a model is trained, not what it is.
-        free = {n for n, s in settings_of(type(theirs)).items() if s and s.rule.compared != "equal"}
         differing = [
             f"{section}.{name} is {ours[name]!r}, the checkpoint's {value!r}"
             for name, value in vars(theirs).items()
             if ours[name] != value
-            and name not in free
+            and name not in TRAINING_FIELDS
             and not (name == "max_position_embeddings" and ours[name] > value)
         ]
         if differing:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from bert_jax import config as configs
 from bert_jax import config_loader
 from bert_jax.config import ModelConfig, TrainConfig
-from bert_jax.config_checks import require_possible, require_registered, validate
+from bert_jax.config_checks import require_registered, validate
 from bert_jax.data.corpus.store import MANIFEST, Corpus
 from bert_jax.data.tokenizer import hub, tokenizer_files
 from bert_jax.errors import NoUsableCheckpoint, UsageError
@@ -220,7 +220,6 @@ def _load_step(directory: Path, step: int | None, mesh: Mesh) -> LoadedCheckpoin
         raise NoUsableCheckpoint(f"workdir {name} has no finished checkpoint yet")
     config = config_loader.load_config_json(directory / CONFIG)
     require_registered(config)
-    require_possible(config)
     _require_trained_tokenizer(directory)
     with jax.set_mesh(mesh):
         params = checkpoint.load_part(directory, "params", step=step, config=config, mesh=mesh)

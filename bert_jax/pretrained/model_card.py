@@ -5,14 +5,12 @@ recorded is named as missing, not guessed. The front matter is that of the Huggi
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import ModelConfig, OptimizerConfig, TrainConfig
-from bert_jax.config.entries import entry_of, is_open, own_options
-from bert_jax.config.fields import WithOptions, fields_read_by
-from bert_jax.config_checks import reads
+from bert_jax.config import ModelConfig, Optimizer, TrainConfig
+from bert_jax.config.fields import Kind, fields_of
 from bert_jax.data.tokenizer import hub
 from bert_jax.errors import shown
 from bert_jax.registry import OBJECTIVES
@@ -91,9 +89,12 @@ def _sections(
           model.max_position_embeddings, ", ".join(("encoder", *config.head.parts)),
           f"{parameters:,}")],
     )  # fmt: skip
-    choosers = ("position_embedding_type", "mixer", "attention_score")
-    if others := [n for n in choosers if getattr(model, n) != getattr(ModelConfig, n)]:
-        yield "\n".join(f"- {n.replace('_', ' ')}: {_entry(model, n)}" for n in others)
+    kinds = {"position embedding type": code(model.position_embedding_type)}
+    kinds["mixer"] = _kind(model.mixer)
+    defaults = (ModelConfig.position_embedding_type, ModelConfig.mixer)
+    chosen = (model.position_embedding_type, model.mixer)
+    if others := [k for k, a, b in zip(kinds, chosen, defaults, strict=True) if a != b]:
+        yield "\n".join(f"- {name}: {kinds[name]}" for name in others)
     yield "## Data\n\n" + _data(stored)
     if is_only_imported:
         yield "## Training\n\nImported from another system; there is no record of it here."
@@ -162,15 +163,16 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
     )  # fmt: skip
     facts = {
         "learning rate": f"{optimizer.learning_rate:g}, {optimizer.warmup_steps:,} steps of "
-        f"warm-up, then {_update(optimizer, 'schedule')}",
+        f"warm-up, then {_kind(optimizer.schedule)}",
         **{
             f"from phase {number} on": ", ".join(
-                f"`{path}` {prose(value)}" for path, value in changes
+                f"`{path}` {_kind(value) if isinstance(value, Kind) else prose(value)}"
+                for path, value in phase.overrides.items()
             )
             for number, phase in enumerate(config.phases)
-            if (changes := phase.changes.items())
+            if phase.overrides
         },
-        "optimiser": _update(optimizer, "kind"),
+        "optimizer": _kind(optimizer, _ADAM),
         "dropout": f"{config.model.hidden_dropout_prob:g}, of attention "
         f"{config.model.attention_probs_dropout_prob:g}",
         "products in": config.compute.dtype,
@@ -185,36 +187,28 @@ def _recipe(config: TrainConfig, stored: dict[str, Any]) -> str:
     if not recipe:
         data = config.data
         rates = [f"{phase.mask_rate(data.masked_lm_prob):.0%}" for phase in config.phases]
-        rows = f"rows are {_entry(data, 'rows')}"
+        rows = f"rows are {code(data.rows)}"
         if data.rows == "sentence_pairs":
             rows = f"next sentence random in {data.random_next_prob:.0%}"
         facts["masking"] = (
-            f"{_entry(data, 'mask')}: {', then '.join(dict.fromkeys(rates))} of the tokens, of "
+            f"{code(data.mask)}: {', then '.join(dict.fromkeys(rates))} of the tokens, of "
             f"these {data.mask_token_prob:.0%} [MASK] and {data.random_token_prob:.0%} at random; "
             f"{rows}"
         )
     return phases + "\n\n" + "\n".join(f"- {name}: {value}" for name, value in facts.items())
 
 
-def _entry(section: WithOptions, chooser: str, values: Mapping[str, Any] | None = None) -> str:
-    """Returns the entry that a field names, with `values` and its options: numbers first, then
-    switches.
-    """
-    found = {**(values or {}), **own_options(section, chooser)}
+# The options of Adam that all optimizers have.
+_ADAM = ("beta1", "beta2", "epsilon", "weight_decay", "clip_norm")
+
+
+def _kind(options: Kind, shared: Sequence[str] = ()) -> str:
+    """Returns a kind and its options, numbers before switches: those of its own and `shared`."""
+    base = {*fields_of(Optimizer)} - {*shared} if isinstance(options, Optimizer) else ()
+    found = {n: getattr(options, n) for n in fields_of(type(options)) if n not in base}
     ordered = sorted(found.items(), key=lambda item: isinstance(item[1], bool))
     facts = (f"{prose(name.replace('_', ' '))} {_value(value)}" for name, value in ordered)
-    return ", ".join((code(getattr(section, chooser)), *facts))
-
-
-def _update(optimizer: OptimizerConfig, chooser: str) -> str:
-    """Returns the optimiser, or its schedule, with the fields that it reads.
-
-    An entry that no table has was registered by a file that is not executed here: it may read none.
-    """
-    is_known = not is_open(OptimizerConfig, {chooser: getattr(optimizer, chooser)})
-    names = fields_read_by(chooser, OptimizerConfig) if is_known else ()
-    values = {name: getattr(optimizer, name) for name in names if reads(optimizer, name)}
-    return _entry(optimizer, chooser, values)
+    return ", ".join((code(options.kind), *facts))
 
 
 def _value(value: Any) -> str:
@@ -266,7 +260,7 @@ def _results(
     shown = curve[::-1][::every][::-1]  # the last one is always among them
     known = config.objective in OBJECTIVES
     # Of an objective of somebody's own, whose file is not executed here, the loss is known.
-    found = entry_of(config, "objective").figures if known else ()
+    found = OBJECTIVES[config.objective].figures if known else ()
     figures = [(figure.heading, figure.name) for figure in found] or [("loss", "loss")]
     text = markdown_table(
         ("step", *(heading for heading, _ in figures)),

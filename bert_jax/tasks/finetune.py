@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from bert_jax import strict_json
 from bert_jax.config import TrainConfig, flatten
+from bert_jax.config.resume import Change, differences
 from bert_jax.data.tasks.encode_rows import Batches, Features, training_rows
 from bert_jax.data.tasks.packing import PackedBatches
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
@@ -45,9 +46,9 @@ from bert_jax.training.run import RunSetup
 from bert_jax.training.run import train as train_job
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import checkpoint, location, log_reader, resume_policy, run_directory
+from bert_jax.workdir import checkpoint, location, log_reader, run_directory
+from bert_jax.workdir.inputs import is_same_place
 from bert_jax.workdir.location import Guard, Location
-from bert_jax.workdir.resume_policy import Change
 
 # What the directories of diverged attempts begin with.
 DIVERGED = "diverged-"
@@ -293,7 +294,7 @@ def _setup(
 
     is_held, changes = run_directory.holds(
         directory, config, lambda path: _changes(path, facts), allowed=allowed, but_for=(DIVERGED,),
-        has_ways_on=False,
+        has_allow_change=False,
     )  # fmt: skip
     return RunSetup(
         location=place,
@@ -309,10 +310,10 @@ def _changes(path: Path, facts: dict[str, Any]) -> list[Change]:
     """Returns in what the run of a config.json is not that of `facts`."""
     stored = strict_json.load_object(path)
     old: dict[str, Any] = {name: stored.get(name) for name in facts}
-    if resume_policy.is_same_place(str(old["init_from"]), facts["init_from"]):
+    if is_same_place(str(old["init_from"]), facts["init_from"]):
         old["init_from"] = facts["init_from"]
     old, new = (flatten_values({**values, "sources": None}) for values in (old, facts))
-    return resume_policy.differences(old, new)
+    return differences(old, new)
 
 
 def flatten_values(values: dict[str, Any]) -> dict[str, Any]:

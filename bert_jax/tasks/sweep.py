@@ -19,8 +19,9 @@ from bert_jax.config import (
     PhaseConfig,
     TrainConfig,
     flatten,
-    setting_of,
 )
+from bert_jax.config.model import TRAINING_FIELDS
+from bert_jax.config.resume import differences, is_within
 from bert_jax.config_checks import validate
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NonFinite, UsageError
@@ -34,7 +35,7 @@ from bert_jax.tasks.finetune import ATTEMPT, DIVERGED, Recipe, train
 from bert_jax.tasks.task import NamedTask, TaskSpec
 from bert_jax.tasks.task_data import Sources, TaskData, load_task
 from bert_jax.training import preflight
-from bert_jax.workdir import location, resume_policy, run_directory
+from bert_jax.workdir import location, run_directory
 from bert_jax.workdir.location import Guard, Location
 from bert_jax.workdir.lock import only_trainer
 
@@ -47,6 +48,24 @@ _NEXT_SEED = 1000
 # In fewer updates than these Adam moves no parameter by more than as many learning rates, and the
 # warm-up has no whole one: a run that has learned nothing has not begun to, whatever its seed.
 _FEWEST_UPDATES = 10
+
+
+_PRETRAINING = "only pre-training has this option; leave it out"
+_TASK = "the task decides it; leave it out"
+# What `overrides` cannot change, and what to do instead. Sections stand for all of their options.
+_NOT_HERE = {
+    "name": _TASK,
+    "seed": "use `seed` and `seeds`",
+    "objective": _PRETRAINING,
+    "model": "the checkpoint decides the model, except for dropout, initializer_range and "
+    "classifier_pooling",
+    "head": _TASK,
+    "data": _PRETRAINING,
+    "phases": "use `length`, `batch_size` and `epochs`",
+    "evaluation.num_examples": _PRETRAINING,
+    "optimizer.learning_rate": "use `learning_rate`",
+    "optimizer.frozen_layers": "use `freeze_layers`",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,10 +218,11 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
     )
     changed = config_loader.override(config, list(run.overrides))
     # Also of a list that has become shorter.
-    for name, _, _ in resume_policy.differences(flatten(config), flatten(changed)):
-        described = setting_of(name)
-        if described and described.rule.finetune:
-            raise UsageError(f"override {name}: {described.rule.finetune}")
+    for path, _, _ in differences(flatten(config), flatten(changed)):
+        for section, reason in _NOT_HERE.items():
+            is_free = is_within(path, [f"model.{name}" for name in TRAINING_FIELDS])
+            if is_within(path, [section]) and not is_free:
+                raise UsageError(f"override {path}: {reason}")
     return validate(changed)
 
 

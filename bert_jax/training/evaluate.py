@@ -12,8 +12,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig, TrainConfig
-from bert_jax.config.entries import entry_of
-from bert_jax.config_checks import require_possible
 from bert_jax.data.corpus.several import CorpusPlace, compared_entropy, open_corpora
 from bert_jax.data.corpus.store import MANIFEST, Corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
@@ -23,7 +21,7 @@ from bert_jax.objectives.objective import Objective
 from bert_jax.pretrained import load
 from bert_jax.pretrained.load import load_checkpoint, require_parts, require_same_tokenizer
 from bert_jax.progress import Progress, note
-from bert_jax.registry import ALWAYS_HOOKS, HOOKS
+from bert_jax.registry import ALWAYS_HOOKS, HOOKS, OBJECTIVES
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.divergence import SPOILT
 from bert_jax.training.job import Scores
@@ -67,7 +65,7 @@ class HeldOut:
         shape = batch_shape(config, phase, devices=mesh.size)
         self._rows = shape.global_batch_size
         self._mesh = mesh
-        self._objective: Objective = entry_of(config, "objective")
+        self._objective: Objective = OBJECTIVES[config.objective]
         self.columns = {"sequence_length": phase.sequence_length}
         splits = {name: source.validation for name, source in corpus.sources.items()}
         splits = splits or {"": corpus.validation}
@@ -184,7 +182,6 @@ def evaluate_checkpoint(
         if like is not None:
             run = load.scoring_of(like)
             config = dataclasses.replace(config, **{n: getattr(run, n) for n in load.SCORED_BY})
-            require_possible(config)
         phase = config.phases[-1]
         if length is not None:
             phase = dataclasses.replace(phase, sequence_length=length, max_predictions=-1)
@@ -194,7 +191,7 @@ def evaluate_checkpoint(
                 f"`checkpoint` {checkpoint} has {config.model.max_position_embeddings} positions, "
                 f"and rows have {phase.sequence_length} tokens; give a smaller `length`"
             )
-        require_parts(source, *entry_of(config, "objective").parts)
+        require_parts(source, *OBJECTIVES[config.objective].parts)
         if corpus is None:
             place = trained_on(source.directory, checkpoint)
             if place is None:

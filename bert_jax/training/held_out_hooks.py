@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bert_jax.config import HookConfig
+from bert_jax.config.fields import Count, section, setting
 from bert_jax.errors import UsageError
 from bert_jax.training.hooks import CONTINUE, SAVE, STOP, Action, Hook
 from bert_jax.training.job import Row, Scores, TrainingJob
@@ -24,6 +26,25 @@ if TYPE_CHECKING:
 _LESS_IS_BETTER = ("loss", "perplexity")
 
 
+@section
+class HeldOutOptions(HookConfig):
+    """The options of hooks that follow a metric of the validation split."""
+
+    figure: str = setting("", "The metric; empty for the loss, or the first metric of a task.")
+
+
+@section
+class BestCheckpointOptions(HeldOutOptions, kind="best_checkpoint"):
+    """The options of `BestCheckpoint`."""
+
+
+@section
+class EarlyStoppingOptions(HeldOutOptions, kind="early_stopping"):
+    """The options of `EarlyStopping`."""
+
+    patience: Count = setting(5, "Evaluations without an improvement before the run ends.")
+
+
 class HeldOutFigure(Hook):
     """Knows the best value of one figure so far, its step, and the evaluations since.
 
@@ -31,7 +52,7 @@ class HeldOutFigure(Hook):
     first counts.
     """
 
-    def __init__(self, figure: str = ""):
+    def __init__(self, *, figure: str):
         self._figure = figure
         self._length: Any = None
         self._best_step, self._best, self._evaluations_since = 0, math.nan, 0
@@ -108,10 +129,8 @@ class BestCheckpoint(HeldOutFigure):
 class EarlyStopping(HeldOutFigure):
     """Ends the run when so many evaluations in a row have not improved the held-out figure."""
 
-    def __init__(self, figure: str = "", patience: int = 5):
-        super().__init__(figure)
-        if patience < 1:
-            raise UsageError(f"hooks: early_stopping:patience={patience}: it must be 1 or more")
+    def __init__(self, *, figure: str, patience: int):
+        super().__init__(figure=figure)
         self._patience = patience
 
     def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:

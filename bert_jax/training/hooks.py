@@ -6,8 +6,6 @@ steps of a run are the same with it and without it.
 """
 
 import enum
-import inspect
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Mesh
 
-from bert_jax import strict_json
 from bert_jax.config import TrainConfig
-from bert_jax.config.conversion import convert
+from bert_jax.config.fields import fields_of
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 from bert_jax.registry import ALWAYS_HOOKS, HOOKS, LABORATORY
@@ -111,10 +108,10 @@ class Hook:
 
 
 def named_hooks(config: TrainConfig, **options: Mapping[str, Any]) -> list[Hook]:
-    """Returns the hooks that every run has by name, and those that the config names.
+    """Returns the hooks of every run, and the hooks of the config.
 
-    `options` has, by the names of hooks, arguments to make them with in addition to the options in
-    the config. Raises UsageError for arguments of a hook that is not installed.
+    A hook is made with the options of its kind as keyword arguments, and with `options[kind]`.
+    Raises UsageError for `options` of a hook that is not installed.
     """
     for name, given in options.items():
         if name not in HOOKS and any(given.values()):
@@ -122,37 +119,10 @@ def named_hooks(config: TrainConfig, **options: Mapping[str, Any]) -> list[Hook]
                 f"{' and '.join(f'`{each}`' for each in given)}: the hook {name} is part of "
                 f"{LABORATORY}, which is not installed; install the whole bert-jax, or leave it out"
             )
-    found = []
-    for text in (*ALWAYS_HOOKS, *config.hooks):
-        name, _, rest = text.partition(":")
-        pairs = [pair.partition("=") for pair in rest.split(",") if pair]
-        given = {key.strip(): value.strip() for key, _, value in pairs}
-        found.append(HOOKS[name](**_typed(name, given, options.get(name, {}))))
-    return found
-
-
-def _typed(name: str, given: Mapping[str, str], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a hook: `more`, and options, text in a config, as its `__init__`
-    declares them. One without a type has that of its value.
-    """
-    hints = typing.get_type_hints(HOOKS[name].__init__)
-    parameters = inspect.signature(HOOKS[name]).parameters.values()
-    rest = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    known = {each.name: each for each in parameters if each.kind not in rest}
-    found = dict(more)
-    for key, value in given.items():
-        if key not in known:
-            raise UsageError(
-                f"hooks: {name} has no option {key!r}; it has {', '.join(known) or 'none'}"
-            )
-        try:
-            parsed = value if hints.get(key) is str else strict_json.parse(value)
-        except ValueError:
-            parsed = value
-        found[key] = convert(parsed, hints.get(key, type(parsed)), f"hooks: {name}:{key}")
-    for key, each in known.items():
-        if each.default is each.empty and key not in found:
-            raise UsageError(f"hooks: {name} needs the option {key}: write {name}:{key}=VALUE")
+    found = [HOOKS[name](**options.get(name, {})) for name in ALWAYS_HOOKS]
+    for hook in config.hooks:
+        given = {name: getattr(hook, name) for name in fields_of(type(hook))}
+        found.append(hook.entry()(**given, **options.get(hook.kind, {})))
     return found
 
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from bert_jax import config_loader
 from bert_jax.config import ModelConfig, TrainConfig, flatten
-from bert_jax.config.fields import settings_of
+from bert_jax.config.model import TRAINING_FIELDS
 from bert_jax.data.corpus.store import Corpus, token_counts
 from bert_jax.errors import UsageError
 from bert_jax.model import bert
@@ -23,7 +23,8 @@ from bert_jax.progress import note
 from bert_jax.registry import PARTS
 from bert_jax.training import preflight
 from bert_jax.update.state import TrainState
-from bert_jax.workdir import location, resume_policy, run_directory
+from bert_jax.workdir import location, run_directory
+from bert_jax.workdir.inputs import is_same_place
 
 # Of an array that is compared between processes.
 _SMALL_BYTES = 1 << 20
@@ -54,29 +55,19 @@ class Initialization:
     def config_of(
         self, config: TrainConfig, workdir: Path | str, *, own_fields: Sequence[str] = ()
     ) -> TrainConfig:
-        """Returns the config with the checkpoint's model; its dropout stays.
+        """Returns the config with the checkpoint's model, and the config's dropout.
 
-        More positions than the checkpoint has are the config's where `own_fields` or a phase ask
-        for them: `state` makes its tables longer. A run that the workdir holds already has its
-        model there, and the checkpoint may be gone. Raises UsageError if another one of
-        `own_fields` says otherwise than the checkpoint.
+        `own_fields` are the options that the user set. `max_position_embeddings` above the
+        checkpoint's, set by the user or needed by a phase, makes the position table longer. A run
+        that the workdir holds has its model there, so that the checkpoint may be gone. Raises
+        UsageError if one of `own_fields` differs from the checkpoint.
         """
         theirs = self._model_in(workdir, config)
         if theirs is None:
             if self._init_from is None:
                 return config
             theirs = self._model_of(config)
-        # What may change on resumption, dropout, is how the model is trained, not what it is.
-        kept = {
-            name: getattr(config.model, name)
-            for name, described in settings_of(ModelConfig).items()
-            if described
-            and (
-                described.rule.on_resume != "refused"
-                # As a phase may, a run may begin with another one: it changes no parameter.
-                or (described.by_phase and {"model", f"model.{name}"} & set(own_fields))
-            )
-        }
+        kept = {name: getattr(config.model, name) for name in TRAINING_FIELDS}
         fewer = theirs.max_position_embeddings
         if self._wants_more_positions(config, theirs, own_fields):
             kept["max_position_embeddings"] = config.model.max_position_embeddings
@@ -154,7 +145,7 @@ class Initialization:
         if begun is None:
             return None
         named = begun if self._init_from is None else str(self._init_from)
-        if not resume_policy.is_same_place(begun, named):
+        if not is_same_place(begun, named):
             return None
         return config_loader.config_in(stored, f"{place.name}/{run_directory.CONFIG}").model
 

@@ -4,13 +4,13 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.config import DataConfig, TrainConfig, source_shares
-from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.several import trained_elsewhere
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.errors import UsageError, some
 from bert_jax.model import sharding
 from bert_jax.model.attention.implementation import refusal
 from bert_jax.progress import ticking
+from bert_jax.registry import OBJECTIVES
 from bert_jax.update.flops import train_flops
 
 
@@ -55,7 +55,7 @@ def require_fitting(config: TrainConfig, corpus: Corpus) -> None:
     """Requires that the model has the heads of its objective and a row for every token, and that
     weights are those of the corpus's sources.
     """
-    objective = entry_of(config, "objective")
+    objective = OBJECTIVES[config.objective]
     if set(config.head.parts) != set(objective.parts):
         raise UsageError(
             f"config {config.name!r}: head.parts is {', '.join(config.head.parts)}; objective "
@@ -121,5 +121,5 @@ def seen_in_training(
 
 def step_seconds(config: TrainConfig, rate: float) -> list[float]:
     """Returns the seconds of a step of each phase by its FLOPs, at `rate` of them a second."""
-    objective = entry_of(config, "objective")
+    objective = OBJECTIVES[config.objective]
     return [train_flops(objective, config.model, phase) / rate for phase in config.phases]

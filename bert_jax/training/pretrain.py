@@ -9,7 +9,6 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig, TrainConfig
-from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.several import CorpusPlace, open_corpora
@@ -21,6 +20,7 @@ from bert_jax.memory.fit import Demand
 from bert_jax.objectives.objective import Objective
 from bert_jax.pretrained import import_export
 from bert_jax.progress import note
+from bert_jax.registry import OBJECTIVES
 from bert_jax.runtime import distributed
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.evaluate import HeldOut, batch_shape, compared_with, describe
@@ -149,7 +149,7 @@ class Pretraining(TrainingJob):
         self._initialization = initialization or Initialization(None)
         self.manifest = corpus.manifest
         self.begins_trained = self._initialization.is_trained
-        self.objective: Objective = entry_of(config, "objective")
+        self.objective: Objective = OBJECTIVES[config.objective]
         self.introduction = f"{corpus.train.tokens / 1e6:.1f} M training tokens"
         if corpus.sources:
             self.introduction += f" of {len(corpus.sources)} sources"
@@ -250,7 +250,7 @@ def pipeline_of(
     """
     return Pipeline(
         corpus.train if split is None else split,
-        collator=entry_of(config, "objective"),
+        collator=OBJECTIVES[config.objective],
         vocabulary=corpus.vocabulary,
         options=[config.in_phase(i).data for i in range(len(config.phases))],
         phases=config.phases,
@@ -264,7 +264,7 @@ def demand(mesh: Mesh) -> Demand:
     """Returns the batches that a run computes, as the estimate of its memory wants them."""
 
     def described(config: TrainConfig, phase: PhaseConfig) -> dict[str, jax.ShapeDtypeStruct]:
-        fields = entry_of(config, "objective").fields
+        fields = OBJECTIVES[config.objective].fields
         return device_feed.abstract_batch(phase, fields=fields, mesh=mesh)
 
     return Demand(

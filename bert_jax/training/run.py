@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from bert_jax.config import TrainConfig, flatten
+from bert_jax.config.resume import Change
 from bert_jax.errors import Diverged, Interrupted, NonFinite, Preempted, UsageError
 from bert_jax.files import write_json
 from bert_jax.model import bert
@@ -38,7 +39,6 @@ from bert_jax.update.state import TrainState
 from bert_jax.workdir import checkpoint, log_reader, recovery, run_directory, trackers
 from bert_jax.workdir.location import Location
 from bert_jax.workdir.metrics_log import MetricsLogger
-from bert_jax.workdir.resume_policy import Change
 
 # tf.data waits, when its iterator goes, for what its threads are doing. The iterators of runs that
 # received a signal stay until the process ends.

@@ -4,27 +4,26 @@ You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 7
 (arXiv:1904.00962); which tensors are left out follows google-research/albert lamb_optimizer.py.
 """
 
-from typing import ClassVar
-
 import optax
 
-from bert_jax.config import OptimizerConfig
-from bert_jax.config.entries import entry
-from bert_jax.update.optimizers import ADAMW, adam_with_decay, decay_mask
+from bert_jax.config import Optimizer
+from bert_jax.config.fields import section, setting
+from bert_jax.update.optimizers import adam_with_decay, decay_mask
 
 
-@entry
-class Lamb:
+@section
+class Lamb(Optimizer, kind="lamb"):
     """LAMB at a learning rate of 1. The step of a tensor w is |w| / |r| times
     r = Adam(w) + decay x w.
 
-    The factor is 1 where either norm is 0, and for biases and norm scales, which have no decay
-    either. A norm is that of one layer's whole tensor. ALBERT's LAMB has no bias correction, the
-    paper's has: `bias_correction` chooses.
+    The factor is 1 if either norm is 0, and for biases and norm scales, which have no decay
+    either. A norm is over the whole tensor of one layer. ALBERT's LAMB has no bias correction, the
+    paper's has.
     """
 
-    reads: ClassVar = (*ADAMW, "bias_correction")
+    bias_correction: bool = setting(False, "Whether Adam corrects the bias, as in the paper.")
 
-    def __call__(self, config: OptimizerConfig) -> optax.GradientTransformation:
+    def transformation(self) -> optax.GradientTransformation:
         trust = optax.masked(optax.scale_by_trust_ratio(), decay_mask)
-        return optax.chain(adam_with_decay(config, clip_norm=0.0), trust, optax.scale(-1.0))
+        adam = adam_with_decay(self, bias_correction=self.bias_correction, clip_norm=0.0)
+        return optax.chain(adam, trust, optax.scale(-1.0))

@@ -4,16 +4,15 @@ Jordan et al. 2024 (github.com/KellerJordan/Muon), with the scale of Liu et al. 
 arXiv:2502.16982), under which AdamW's learning rate and decay carry over.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.config import OptimizerConfig
-from bert_jax.config.entries import entry
-from bert_jax.config.fields import RECIPE, setting
-from bert_jax.update.optimizers import ADAMW, adam_with_decay
+from bert_jax.config import Optimizer
+from bert_jax.config.fields import Rate, section, setting
+from bert_jax.update.optimizers import adam_with_decay
 
 # The quintic that brings every singular value near 1 in five steps (Jordan et al. 2024).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -25,27 +24,24 @@ _EPSILON = 1e-7
 _RMS = 0.2
 
 
-@entry
-class Muon:
+@section
+class Muon(Optimizer, kind="muon"):
     """Muon for the kernels of the encoder's layers, and AdamW with bias correction for the rest:
     embeddings, heads, biases and norm scales.
     """
 
-    reads: ClassVar = ADAMW
-    momentum: float = setting(
-        0.95, RECIPE, "Share of the old momentum that is kept.", least=0, below=1
-    )
+    momentum: Rate = setting(0.95, "Share of the old momentum that is kept.")
 
-    def __call__(self, config: OptimizerConfig) -> optax.GradientTransformation:
+    def transformation(self) -> optax.GradientTransformation:
         return optax.partition(
             {
                 "muon": optax.chain(
                     scale_by_muon(momentum=self.momentum),
-                    optax.add_decayed_weights(config.weight_decay),
+                    optax.add_decayed_weights(self.weight_decay),
                     optax.scale(-1.0),
                 ),
                 "adam": optax.chain(
-                    adam_with_decay(config, bias_correction=True, clip_norm=0.0), optax.scale(-1.0)
+                    adam_with_decay(self, bias_correction=True, clip_norm=0.0), optax.scale(-1.0)
                 ),
             },
             _labels,

@@ -1,27 +1,23 @@
-"""Optimisers, which `optimizer.kind` names: BERT's own, and any transformation of optax.
+"""Optimizers: BERT's AdamW, and any transformation of optax.
 
-An entry of `registry.OPTIMIZERS` is called with an `OptimizerConfig`, and returns an
+An entry of `registry.OPTIMIZERS` is a section with `kind=` that overrides
+`Optimizer.transformation`, or a function of an `Optimizer`. Either returns an
 `optax.GradientTransformation` at a learning rate of 1, such as `optax.lion(1.0)`: the step
-multiplies its updates by the rate of the schedule and adds them. What `make` wraps around it clips
-the gradients, and leaves out bad updates (skip_updates.py), its state included. An entry may be a
-class with options of its own (config/entries.py), and says in `reads` which fields of the section
-it reads, of those that not all do.
+multiplies its updates by the learning rate and adds them. `make` adds clipping, and skips bad
+updates together with the state of the transformation (skip_updates.py).
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.config import OptimizerConfig
-from bert_jax.config.entries import entry, entry_of
+from bert_jax.config import Optimizer, OptimizerConfig
+from bert_jax.config.fields import section
 from bert_jax.model.roles import role_of
 from bert_jax.model.sharding import in_automatic_layout
-
-# The fields that AdamW reads.
-ADAMW = ("beta1", "beta2", "epsilon", "weight_decay", "clip_norm")
 
 
 def decay_mask(params: Any) -> Any:
@@ -97,9 +93,9 @@ class Direction(NamedTuple):
     update: Callable[..., tuple[Any, Any]]
 
 
-def make(config: OptimizerConfig) -> Direction:
-    """Returns the optimiser that a config names, ready for the step."""
-    found = entry_of(config, "kind")(config)
+def make(config: Optimizer) -> Direction:
+    """Returns the optimizer of a config, ready for the step."""
+    found = config.transformation()
     if isinstance(found, Direction):
         return found
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
@@ -125,46 +121,38 @@ def _skipping(inner: optax.GradientTransformation) -> Direction:
     return Direction(inner.init, update)
 
 
-@entry
-class BertAdamW:
-    """AdamW as BERT has it (google-research/bert optimization.py), traps included.
+def bert_adamw(config: OptimizerConfig) -> Direction:
+    """Returns AdamW as in BERT (google-research/bert optimization.py), with its deviations.
 
-    Adam has no bias correction, unlike the paper it cites (bert#153); with 10,000 warm-up steps it
+    Adam has no bias correction, unlike the cited paper (bert#153); with 10,000 warm-up steps it
     hardly matters, and `bias_correction` gives the corrected form. Decay applies to every parameter
     but biases and norms, chosen by name.
     """
-
-    reads: ClassVar = (*ADAMW, "bias_correction")
-
-    def __call__(self, config: OptimizerConfig) -> Direction:
-        chain = adam_with_decay(config)
-        return Direction(chain.init, chain.update)
+    chain = adam_with_decay(config, bias_correction=config.bias_correction)
+    return Direction(chain.init, chain.update)
 
 
-@entry
-class AdamW:
-    """AdamW as its paper has it (Loshchilov and Hutter 2019): with bias correction."""
+@section
+class AdamW(Optimizer, kind="adamw"):
+    """AdamW of its paper (Loshchilov and Hutter 2019): with bias correction."""
 
-    reads: ClassVar = ADAMW
-
-    def __call__(self, config: OptimizerConfig) -> Direction:
-        chain = adam_with_decay(config, bias_correction=True)
+    def transformation(self) -> Direction:
+        chain = adam_with_decay(self, bias_correction=True)
         return Direction(chain.init, chain.update)
 
 
 def adam_with_decay(
-    config: OptimizerConfig, *, bias_correction: bool | None = None, clip_norm: float | None = None
+    config: Optimizer, *, bias_correction: bool, clip_norm: float | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns clipping, Adam's direction and decoupled decay; none stands for the config's own."""
+    """Returns clipping, Adam's direction and decoupled decay. `clip_norm` replaces the config's."""
     clip = config.clip_norm if clip_norm is None else clip_norm
-    corrected = config.bias_correction if bias_correction is None else bias_correction
     return optax.chain(
         clip_by_global_norm(clip) if clip else optax.identity(),
         scale_by_adam(
             beta1=config.beta1,
             beta2=config.beta2,
             epsilon=config.epsilon,
-            bias_correction=corrected,
+            bias_correction=bias_correction,
         ),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
     )

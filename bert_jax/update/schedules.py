@@ -1,7 +1,7 @@
-"""Learning rates as functions of the step; `optimizer.schedule` names one.
+"""Learning rates as functions of the step: the kinds of `optimizer.schedule`.
 
-An entry of `registry.SCHEDULES` is called with the step, the section of the config and the steps of
-the run; one with options of its own is a class (config/entries.py).
+A schedule is a section with `kind=` that overrides `Schedule.rate`, or a function with the
+arguments of `rate`.
 """
 
 from collections.abc import Iterator
@@ -10,17 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import OptimizerConfig
-from bert_jax.config.entries import entry, entry_of
-from bert_jax.config.fields import RECIPE, setting
+from bert_jax.config import Optimizer, Schedule
+from bert_jax.config.fields import Natural, Positive, Share, section, setting
 
 
-def learning_rate(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
-    """Returns the float32 rate of update number `step` (an int32 scalar from 0)."""
-    return entry_of(config, "schedule")(step, config=config, total_steps=total_steps)
+def learning_rate(step: jax.Array, *, config: Optimizer, total_steps: int) -> jax.Array:
+    """Returns the float32 learning rate of update `step`, an int32 scalar from 0."""
+    return config.schedule.rate(step, config=config, total_steps=total_steps)
 
 
-def bert_linear(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+def bert_linear(step: jax.Array, *, config: Optimizer, total_steps: int) -> jax.Array:
     """Rises linearly for `warmup_steps`, and falls linearly to 0 (google-research/bert).
 
     The falling line is not delayed by the warm-up: it runs from step 0 to the end, and the rising
@@ -36,28 +35,33 @@ def bert_linear(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -
     return jnp.where(step < config.warmup_steps, rising, falling)
 
 
-def electra_linear(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+@section
+class ElectraLinear(Schedule, kind="electra_linear"):
     """Falls linearly from step 0 to the end, times min(1, step / `warmup_steps`) (google-research/
     electra model/optimization.py): the two lines are multiplied, where BERT takes one or the other.
     """
-    falling = times(total_steps - step, config.learning_rate / total_steps)
-    return falling * _warmup(step, config)
+
+    def rate(self, step: jax.Array, *, config: Optimizer, total_steps: int) -> jax.Array:
+        falling = times(total_steps - step, config.learning_rate / total_steps)
+        return falling * _warmup(step, config)
 
 
-def constant(step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
-    """Stays at the rate after the warm-up."""
-    return config.learning_rate * _warmup(step, config)
+@section
+class Constant(Schedule, kind="constant"):
+    """Stays at the learning rate after the warm-up."""
+
+    def rate(self, step: jax.Array, *, config: Optimizer, total_steps: int) -> jax.Array:
+        del total_steps
+        return config.learning_rate * _warmup(step, config)
 
 
-@entry
-class _ToFloor:
+@section
+class _ToFloor(Schedule):
     """Rises for `warmup_steps`, and falls from there to a floor."""
 
-    min_lr_ratio: float = setting(
-        0.0, RECIPE, "What the rate falls to, as a share of `learning_rate`.", least=0, most=1
-    )
+    min_lr_ratio: Share = setting(0.0, "The final rate, as a share of `learning_rate`.")
 
-    def _after_warmup(self, step: jax.Array, shape: jax.Array, config: OptimizerConfig):
+    def _after_warmup(self, step: jax.Array, shape: jax.Array, config: Optimizer):
         """Returns the warm-up's line; then `shape`, which falls from 1 to 0, above the floor."""
         floor = self.min_lr_ratio
         falling = config.learning_rate * (floor + (1 - floor) * shape)
@@ -65,80 +69,75 @@ class _ToFloor:
         return jnp.where(step < config.warmup_steps, rising, falling)
 
 
-@entry
-class LinearDecay(_ToFloor):
+@section
+class LinearDecay(_ToFloor, kind="linear"):
     """Rises linearly for `warmup_steps`, and falls linearly from there to the end (fairseq's
     polynomial_decay of power 1; transformers' get_linear_schedule_with_warmup).
     """
 
-    def __call__(self, step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+    def rate(self, step: jax.Array, *, config: Optimizer, total_steps: int) -> jax.Array:
         return self._after_warmup(step, _left(step, config, total_steps), config)
 
 
-@entry
-class PolynomialDecay(_ToFloor):
+@section
+class PolynomialDecay(_ToFloor, kind="polynomial"):
     """Falls after the warm-up as (share of the steps that are left)^`power`, to `min_lr_ratio` of
     the rate.
     """
 
-    power: float = setting(1.0, RECIPE, "Exponent of the share of steps that are left.", above=0)
+    power: Positive = setting(1.0, "Exponent of the share of steps that are left.")
 
-    def __call__(self, step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+    def rate(self, step: jax.Array, *, config: Optimizer, total_steps: int) -> jax.Array:
         left = _left(step, config, total_steps)
         # A power of 1 is the line itself, to the last bit.
         shape = left if self.power == 1 else jnp.maximum(left, 0.0) ** self.power
         return self._after_warmup(step, shape, config)
 
 
-@entry
-class CosineDecay(_ToFloor):
+@section
+class CosineDecay(_ToFloor, kind="cosine"):
     """Falls after the warm-up along half a cosine, to `min_lr_ratio` of the rate (Loshchilov and
     Hutter 2017, SGDR, without restarts).
     """
 
-    def __call__(self, step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+    def rate(self, step: jax.Array, *, config: Optimizer, total_steps: int) -> jax.Array:
         done = step - config.warmup_steps
         share = done.astype(jnp.float32) / (total_steps - config.warmup_steps)
         # sin^2 of half the angle keeps its digits where 1 + cos would cancel.
         return self._after_warmup(step, jnp.sin(0.5 * jnp.pi * (1 - share)) ** 2, config)
 
 
-@entry
-class WarmupStableDecay(_ToFloor):
+@section
+class WarmupStableDecay(_ToFloor, kind="warmup_stable_decay"):
     """Stays at the rate after the warm-up, and falls over the last `decay_steps` as 1 - sqrt(share
     of them that is done), to `min_lr_ratio` of the rate.
 
     Hägele et al. 2024 (arXiv:2405.18392), section 3; ModernBERT decays so.
     """
 
-    decay_steps: int = setting(
-        0,
-        RECIPE,
-        "Steps at the end of the run in which the rate falls.",
-        least=0,
-        scales_with_steps=True,
-    )
+    in_steps = ("decay_steps",)
 
-    def problems(self, config: OptimizerConfig, total_steps: int) -> Iterator[tuple[str, str]]:
-        """Yields the name of each field that a run of so many steps cannot have so, and why."""
+    decay_steps: Natural = setting(0, "Steps at the end of the run in which the rate falls.")
+
+    def problems(self, config: Optimizer, total_steps: int) -> Iterator[tuple[str, str]]:
         warmup, third = config.warmup_steps, max(total_steps // 3, 1)
         most = total_steps - warmup
         # A warm-up that takes all of the run is an error of its own.
         if most < 1 or 1 <= self.decay_steps <= most:
             return
-        remedy = f"set optimizer.decay_steps={third} is a third of them"
+        remedy = f"set optimizer.schedule.decay_steps={third} is a third of them"
         if warmup > third:
             remedy = (
                 f"set optimizer.warmup_steps={total_steps // 10} and set "
-                f"optimizer.decay_steps={third} are a tenth and a third of them"
+                f"optimizer.schedule.decay_steps={third} are a tenth and a third of them"
             )
         yield (
-            "decay_steps",
+            "schedule.decay_steps",
             f"is {self.decay_steps}; of the {total_steps} steps from 1 to {most} may be the "
             f"decay's (the rest is the warm-up); {remedy}",
         )
 
-    def __call__(self, step: jax.Array, *, config: OptimizerConfig, total_steps: int) -> jax.Array:
+    def rate(self, step: jax.Array, *, config: Optimizer, total_steps: int) -> jax.Array:
         decay = max(self.decay_steps, 1)
         left = jnp.minimum(total_steps - step, decay)
         # 1 - sqrt(x) is (1 - x) / (1 + sqrt(x)), which keeps its digits near the end.
@@ -146,12 +145,12 @@ class WarmupStableDecay(_ToFloor):
         return self._after_warmup(step, shape, config)
 
 
-def _left(step: jax.Array, config: OptimizerConfig, total_steps: int) -> jax.Array:
+def _left(step: jax.Array, config: Optimizer, total_steps: int) -> jax.Array:
     """Returns the share of the steps after the warm-up that are left."""
     return (total_steps - step).astype(jnp.float32) / (total_steps - config.warmup_steps)
 
 
-def _warmup(step: jax.Array, config: OptimizerConfig) -> jax.Array:
+def _warmup(step: jax.Array, config: Optimizer) -> jax.Array:
     """Returns min(1, step / `warmup_steps`), which without a warm-up is 1 from step 0 on."""
     if not config.warmup_steps:
         return jnp.float32(1.0)

@@ -5,40 +5,36 @@ Wortsman et al. 2023, "Stable and low-precision training for large-scale vision-
 package torch-optimi).
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.config import OptimizerConfig
-from bert_jax.config.entries import entry
-from bert_jax.config.fields import RECIPE, setting
+from bert_jax.config import Optimizer
+from bert_jax.config.fields import section, setting
 from bert_jax.model.roles import role_of
-from bert_jax.update.optimizers import ADAMW, decay_mask
+from bert_jax.update.optimizers import decay_mask
 
 
-@entry
-class StableAdamW:
+@section
+class StableAdamW(Optimizer, kind="stable_adamw"):
     """StableAdamW at a learning rate of 1.
 
-    Instead of a correction of the bias, each beta begins at 0 and grows: beta_t = beta x
-    (1 - beta^(t-1)) / (1 - beta^t). A tensor's step, its decay included, is divided by
-    max(1, rms), where rms is the root mean of gradient^2 / max(second moment, epsilon^2). That
-    stands in for clipping, which `clip_norm=0` switches off.
+    In place of bias correction, each beta starts at 0 and grows: beta_t = beta x
+    (1 - beta^(t-1)) / (1 - beta^t). A tensor's step, with its decay, is divided by max(1, rms),
+    where rms is the root mean of gradient^2 / max(second moment, epsilon^2). This replaces
+    clipping, which `clip_norm=0` disables.
     """
-
-    reads: ClassVar = ADAMW
 
     joined_rms: bool = setting(
         False,
-        RECIPE,
-        "Whether rms is one of queries, keys and values together, and one of both input maps of a "
-        "gated feed-forward part, which ModernBERT keeps as one matrix each.",
+        "Whether queries, keys and values share an rms, and the two input layers of a gated "
+        "feed-forward layer, which ModernBERT stores as one matrix each.",
     )
 
-    def __call__(self, config: OptimizerConfig) -> optax.GradientTransformation:
-        beta1, beta2, epsilon = config.beta1, config.beta2, config.epsilon
+    def transformation(self) -> optax.GradientTransformation:
+        beta1, beta2, epsilon = self.beta1, self.beta2, self.epsilon
 
         def init(params):
             # Two trees, not one twice: the step donates its buffers, and each only once.
@@ -56,7 +52,7 @@ class StableAdamW:
                     rms = jnp.sqrt(jnp.mean(g * g / jnp.maximum(v, epsilon**2)))
                 step = m / (jnp.sqrt(v) + epsilon)
                 if is_decayed:
-                    step += config.weight_decay * p
+                    step += self.weight_decay * p
                 return -step / jnp.maximum(1.0, rms)
 
             trees = [params, updates, mu, nu, decay_mask(params)]

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 
 from bert_jax import config as configs
-from bert_jax import strict_json
+from bert_jax import config_loader, strict_json
 from bert_jax.config import TrainConfig
+from bert_jax.config.resume import Change, allowed_changes
 from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.several import compared_entropy
 from bert_jax.data.corpus.store import MANIFEST, Corpus, read_manifest
@@ -21,13 +22,13 @@ from bert_jax.data.tokenizer import hub
 from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.files import write_json
 from bert_jax.versions import installed
-from bert_jax.workdir import checkpoint, location, log_reader, resume_policy
+from bert_jax.workdir import checkpoint, inputs, location, log_reader
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
 # The result of fine-tuning.
 RESULT = "result.json"
 # The corpora of a mixture, in the description of the corpus in config.json.
-SOURCES = resume_policy.SOURCES
+SOURCES = inputs.SOURCES
 # Curves of finished runs that the user has named, with which this run is compared.
 EXPECTED = "expected.json"
 # Begins `imported_from` in an average of several checkpoints.
@@ -44,16 +45,16 @@ def holds_run(
     *,
     init_from: Path | str | None,
     allowed: Sequence[str] = (),
-) -> tuple[bool, list[resume_policy.Change]]:
+) -> tuple[bool, list[Change]]:
     """Returns whether `directory` holds this run already, and the allowed changes.
 
     False if the directory is free for the run. Raises UsageError if it holds something else,
     ResumeRefused if it holds a run that differs. Writes nothing.
     """
 
-    def changes(path: Path) -> list[resume_policy.Change]:
-        return resume_policy.corpus_changes(
-            path,
+    def changes(path: Path) -> list[Change]:
+        return inputs.input_changes(
+            strict_json.load_object(path),
             corpus,
             init_from=None if init_from is None else str(init_from),
             has_steps=bool(checkpoint.steps(directory)),
@@ -65,23 +66,28 @@ def holds_run(
 def holds(
     directory: Path,
     config: TrainConfig,
-    changes: Callable[[Path], list[resume_policy.Change]],
+    changes: Callable[[Path], list[Change]],
     *,
     allowed: Sequence[str] = (),
     but_for: tuple[str, ...] = (),
-    has_ways_on: bool = True,
-) -> tuple[bool, list[resume_policy.Change]]:
+    has_allow_change: bool = True,
+) -> tuple[bool, list[Change]]:
     """Does as `holds_run` for any run; `changes` returns the differences from its config.json that
     are not of the config.
 
-    A free directory may have names that begin with one of `but_for`. `has_ways_on` is as in
-    `resume_policy.require`.
+    A free directory may have names that begin with one of `but_for`. `has_allow_change` is as in
+    `config.resume.allowed_changes`.
     """
     path = directory / CONFIG
     if path.is_file():
         name, others = location.at(directory).name, changes(path)
-        return True, resume_policy.require(
-            path, config, others=others, allowed=allowed, name=name, has_ways_on=has_ways_on
+        return True, allowed_changes(
+            config_loader.load_config_json(path),
+            config,
+            others=others,
+            allowed=allowed,
+            name=name,
+            has_allow_change=has_allow_change,
         )
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"`workdir` {directory} is a file; choose a directory")

@@ -11,24 +11,31 @@ example:
 import json
 from typing import Any
 
-from bert_jax.cli.options import FromCheckpoint, Local, Positional, options, require_place_for
+from bert_jax.cli.options import FromCheckpoint, Local, Positional, require_place_for
 from bert_jax.cli.output import table
+from bert_jax.config.fields import section, setting
 from bert_jax.errors import UsageError
 from bert_jax.files import write_whole
 
 
-@options
+@section
 class AttentionOptions(FromCheckpoint):
-    text: Positional[tuple[str, ...]] = ()
-    """such as "The cat sat." "It was tired.\""""
-    html: Local | None = None
-    """FILE: write the page to this file; an older one is replaced"""
-    json: bool = False
-    """print all numbers, rounded to six decimals: those that the page shows"""
-    layers: str | None = None
-    """N: some layers, from 1, as `--layers=1,2,12` (default: all of them)"""
-    packed: bool = False
-    """each text, of any number, is a sequence of its own in one packed row"""
+    text: Positional[tuple[str, ...]] = setting(
+        (),
+        'such as "The cat sat." "It was tired."',
+    )
+    html: Local | None = setting(
+        None, "FILE: write the page to this file; an older one is replaced"
+    )
+    json: bool = setting(
+        False, "print all numbers, rounded to six decimals: those that the page shows"
+    )
+    layers: str | None = setting(
+        None, "N: some layers, from 1, as `--layers=1,2,12` (default: all of them)"
+    )
+    packed: bool = setting(
+        False, "each text, of any number, is a sequence of its own in one packed row"
+    )
 
 
 def run(options: AttentionOptions) -> None:

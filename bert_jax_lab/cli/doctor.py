@@ -18,30 +18,37 @@ from typing import Any
 
 from bert_jax.cli import usage
 from bert_jax.cli.corpora import Corpora, corpora
-from bert_jax.cli.options import Address, Positional, options
+from bert_jax.cli.options import Address, Positional
 from bert_jax.cli.output import in_options, table
 from bert_jax.cli.training import pretrain
+from bert_jax.config.fields import section, setting
 
 
-@options
+@section
 class DoctorOptions(pretrain.PretrainOptions):
     # The command of a run, with another verb: what it would meet is found out.
-    config: Positional[str | None] = None
-    """CONFIG: as for pretrain: its fields, mesh, masks, memory, compilation and hours are
-    checked"""
-    corpus: Corpora = ()
-    """DIR|NAME=DIR: a directory of bert-jax prepare, or several: files, vocabulary, padding, epochs
-    and repeated text are checked"""
-    workdir: Address | None = None
-    """DIR: the workdir or bucket: whose run it holds, its newest checkpoint, a real save, room, and
-    the time of a save are checked"""
-    json: bool = False
-    """print the findings as JSON, instead of the table"""
-    profile_steps: str | None = None
-    """A:B: accepted as for pretrain, and not checked"""
-    topology: str | None = None
-    """NAME: the devices to be found: generation and chips of a slice, such as v3:4x8, v4:4x4x4,
-    v5e:8x8, tpu7x:2x4x4"""
+    config: Positional[str | None] = setting(
+        None,
+        "CONFIG: as for pretrain: its fields, mesh, masks, memory, compilation and hours are "
+        "checked",
+    )
+    corpus: Corpora = setting(
+        (),
+        "DIR|NAME=DIR: a directory of bert-jax prepare, or several: files, vocabulary, padding,"
+        " epochs and repeated text are checked",
+    )
+    workdir: Address | None = setting(
+        None,
+        "DIR: the workdir or bucket: whose run it holds, its newest checkpoint, a real save, "
+        "room, and the time of a save are checked",
+    )
+    json: bool = setting(False, "print the findings as JSON, instead of the table")
+    profile_steps: str | None = setting(None, "A:B: accepted as for pretrain, and not checked")
+    topology: str | None = setting(
+        None,
+        "NAME: the devices to be found: generation and chips of a slice, such as v3:4x8, "
+        "v4:4x4x4, v5e:8x8, tpu7x:2x4x4",
+    )
 
 
 def run(options: DoctorOptions) -> int:

@@ -11,22 +11,27 @@ import json
 from typing import Any
 
 from bert_jax.cli.corpora import Corpora, corpora
-from bert_jax.cli.options import WithConfig, options
+from bert_jax.cli.options import WithConfig
 from bert_jax.cli.output import in_options, table, tell
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 
 
-@options
+@section
 class PlanOptions(WithConfig):
-    topology: str
-    """NAME: generation and chips of a slice, such as v3:4x8, v4:4x4x4, v5e:8x8, tpu7x:2x4x4"""
-    slices: int | None = None
-    """N: slices of that size (default: the config's `mesh.slices`)"""
-    corpus: Corpora = ()
-    """DIR|NAME=DIR: a directory of prepare, or several: say how many epochs the phases are, of each
-    source"""
-    json: bool = False
-    """print the plan as JSON"""
+    topology: str = setting(
+        REQUIRED,
+        "NAME: generation and chips of a slice, such as v3:4x8, v4:4x4x4, v5e:8x8, tpu7x:2x4x4",
+    )
+    slices: int | None = setting(
+        None, "N: slices of that size (default: the config's `mesh.slices`)"
+    )
+    corpus: Corpora = setting(
+        (),
+        "DIR|NAME=DIR: a directory of prepare, or several: say how many epochs the phases are, "
+        "of each source",
+    )
+    json: bool = setting(False, "print the plan as JSON")
 
 
 def run(options: PlanOptions) -> int:

@@ -14,26 +14,29 @@ import json
 from typing import Any
 
 from bert_jax.cli.corpora import CorpusDirectory
-from bert_jax.cli.options import FromCheckpoint, Local, options, require_place_for
+from bert_jax.cli.options import FromCheckpoint, Local, require_place_for
 from bert_jax.cli.output import table
+from bert_jax.config.fields import section, setting
 from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.files import write_json
 from bert_jax.progress import note, number, ticking
 from bert_jax.registry import PROBES
 
 
-@options
+@section
 class ProbeOptions(FromCheckpoint):
-    corpus: CorpusDirectory | None = None
-    """DIR: a directory of bert-jax prepare, whose held-out sentences are asked (default: the one
-    that a run was trained on)"""
-    probe: tuple[str, ...] = ()
-    """NAME: a probe: minimal_pairs, pseudo_perplexity or one that an --extend file registers;
-    repeat for several (default: all that the model has parts for)"""
-    output: Local | None = None
-    """FILE: write what --json prints"""
-    json: bool = False
-    """print the findings as JSON instead of a table"""
+    corpus: CorpusDirectory | None = setting(
+        None,
+        "DIR: a directory of bert-jax prepare, whose held-out sentences are asked (default: the"
+        " one that a run was trained on)",
+    )
+    probe: tuple[str, ...] = setting(
+        (),
+        "NAME: a probe: minimal_pairs, pseudo_perplexity or one that an --extend file "
+        "registers; repeat for several (default: all that the model has parts for)",
+    )
+    output: Local | None = setting(None, "FILE: write what --json prints")
+    json: bool = setting(False, "print the findings as JSON instead of a table")
 
 
 def run(options: ProbeOptions) -> None:

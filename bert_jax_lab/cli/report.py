@@ -24,11 +24,11 @@ from bert_jax.cli.options import (
     Local,
     Positional,
     Verb,
-    options,
     require_place_for,
     run_directory,
 )
 from bert_jax.cli.output import table
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.files import write_whole
 from bert_jax.progress import note, ticking
@@ -37,21 +37,30 @@ from bert_jax.progress import note, ticking
 _EXAMPLES = 8
 
 
-@options
+@section
 class ReportOptions(Verb):
-    workdir: Positional[tuple[Address, ...]]
-    """WORKDIR: a run's directory, or gs://BUCKET/PATH; several are drawn over one another"""
-    examples: int | None = None
-    """N: show N held-out sentences with a hidden word, and the newest checkpoint's guesses
-    (default: 8 on a page, none otherwise)"""
-    json: bool = False
-    """print all that the page has of a run as JSON; of several runs a list"""
-    plot: Local | None = None
-    """FILE: draw losses, with the corpus's unigram entropy, and time, as .png or .svg; the file
-    says in words what it shows"""
-    html: Local | None = None
-    """FILE: write a page with the curves of the runs, their time, restarts, hidden words, and in
-    what they differ"""
+    workdir: Positional[tuple[Address, ...]] = setting(
+        REQUIRED,
+        "WORKDIR: a run's directory, or gs://BUCKET/PATH; several are drawn over one another",
+    )
+    examples: int | None = setting(
+        None,
+        "N: show N held-out sentences with a hidden word, and the newest checkpoint's guesses "
+        "(default: 8 on a page, none otherwise)",
+    )
+    json: bool = setting(
+        False, "print all that the page has of a run as JSON; of several runs a list"
+    )
+    plot: Local | None = setting(
+        None,
+        "FILE: draw losses, with the corpus's unigram entropy, and time, as .png or .svg; the "
+        "file says in words what it shows",
+    )
+    html: Local | None = setting(
+        None,
+        "FILE: write a page with the curves of the runs, their time, restarts, hidden words, "
+        "and in what they differ",
+    )
 
 
 def run(options: ReportOptions) -> None:

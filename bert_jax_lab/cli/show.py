@@ -18,28 +18,36 @@ from pathlib import Path
 from typing import Literal
 
 from bert_jax.cli.corpora import Corpora, corpora
-from bert_jax.cli.options import Positional, WithConfig, options
+from bert_jax.cli.options import Positional, WithConfig
 from bert_jax.cli.output import table
-from bert_jax.config import TrainConfig, flatten, setting_of, to_dict
+from bert_jax.config import TrainConfig, flatten, to_dict
+from bert_jax.config.fields import REQUIRED, field_at, section, setting
+from bert_jax.config.resume import is_saved
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 
 
-@options
+@section
 class ShowOptions(WithConfig):
-    what: Positional[Literal["config", "fields", "rows", "corpus", "sharding"]] = "config"
-    """what to show"""
-    config: Positional[str]
-    """CONFIG: 'configs' for the list of the [shipped configs](configuration.md#shipped-configs), or
-    the name of one of them, a .py file that defines config(), or a run's config.json"""
-    corpus: Corpora = ()
-    """DIR|NAME=DIR: for 'show rows': a directory of prepare, or several"""
-    topology: str | None = None
-    """NAME: for 'show sharding': generation and chips of a slice, as for plan"""
-    json: bool = False
-    """for all but 'show CONFIG': print objects instead of a table"""
-    slices: int | None = None
-    """N: for 'show sharding': slices of that size (default: the config's `mesh.slices`)"""
+    what: Positional[Literal["config", "fields", "rows", "corpus", "sharding"]] = setting(
+        "config", "what to show"
+    )
+    config: Positional[str] = setting(
+        REQUIRED,
+        "CONFIG: 'configs' for the list of the [shipped "
+        "configs](configuration.md#shipped-configs), or the name of one of them, a .py file "
+        "that defines config(), or a run's config.json",
+    )
+    corpus: Corpora = setting(
+        (), "DIR|NAME=DIR: for 'show rows': a directory of prepare, or several"
+    )
+    topology: str | None = setting(
+        None, "NAME: for 'show sharding': generation and chips of a slice, as for plan"
+    )
+    json: bool = setting(False, "for all but 'show CONFIG': print objects instead of a table")
+    slices: int | None = setting(
+        None, "N: for 'show sharding': slices of that size (default: the config's `mesh.slices`)"
+    )
 
 
 def run(options: ShowOptions) -> None:
@@ -94,19 +102,23 @@ def _show_config(options: ShowOptions, resolved: TrainConfig) -> None:
 def _show_fields(options: ShowOptions, resolved: TrainConfig) -> None:
     """Prints what each field, and each option of the entries that are chosen, says of itself."""
     for path, value in flatten(resolved).items():
-        if (described := setting_of(path)) is None:
+        found = field_at(resolved, path)
+        if found is None or found.setting is None:
             continue
-        on_resume = described.rule.on_resume
-        facts = {"field": path, "value": value, "default": described.default,
-                 "allowed": described.allowed(), "on_resume": on_resume,
-                 "meaning": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", described.doc)}  # fmt: skip
+        facts = {"field": path, "value": value, "default": to_dict(found.default),
+                 "allowed": found.allowed(), "on_resume": _on_resume(path, found.setting.free),
+                 "meaning": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found.setting.doc)}  # fmt: skip
         if options.json:
             print(json.dumps(facts))
             continue
-        resuming = {"free": "free", "flag": "--allow-change", "refused": "refused"}[on_resume]
+        resuming = facts["on_resume"]
         allowed = f"; {facts['allowed']}" if facts["allowed"] else ""
         print(f"{path} = {json.dumps(value)}  (on resume: {resuming}{allowed})")
         print(textwrap.fill(facts["meaning"], 96, initial_indent="    ", subsequent_indent="    "))
+
+
+def _on_resume(path: str, free: bool) -> str:
+    return "free" if free else "fixed" if is_saved(path) else "--allow-change"
 
 
 def _show_rows(options: ShowOptions, config: TrainConfig) -> None:

@@ -21,8 +21,9 @@ from typing import Annotated, Any
 
 from bert_jax.cli import usage
 from bert_jax.cli.corpora import CorpusDirectory
-from bert_jax.cli.options import Local, Positional, Verb, options
+from bert_jax.cli.options import Local, Positional, Verb
 from bert_jax.cli.output import table, tell
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import Preempted, UsageError
 from bert_jax.progress import note
 from bert_jax_lab.studies.child import KEPT
@@ -39,31 +40,37 @@ def seconds_of(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
-@options
+@section
 class StudyOptions(Verb):
-    study: Positional[str]
-    """STUDY: a shipped study: ladder, positions, objectives, recipe, scaling, pretraining_pays,
-    layer_types, electra, or a .py file that defines study() ([studies.md](studies.md))"""
-    workdir: Local
-    """DIR: where runs and tables go"""
-    corpus: CorpusDirectory | None = None
-    """DIR: a directory of bert-jax prepare (default: the study's own, made once)"""
-    scale: str = "study"
-    """NAME: the function of the study's file, such as paper"""
-    budget: Annotated[float, seconds_of] | None = None
-    """TIME: stop after so long, as 90m or 2h, with what is saved; the first seed of all variants
-    comes first"""
-    only: tuple[str, ...] = ()
-    """VARIANT: make the runs of this variant, and of those that it begins from; repeat for
-    several"""
-    steps: int | None = None
-    """N: try the study out: N updates a run, one seed, few rows of each task"""
-    dry_run: bool = False
-    """list the commands of all runs, and run none"""
-    json: bool = False
-    """print study.json, or the list of --dry-run, instead of tables"""
-    overrides: Annotated[tuple[str, ...], "--set"] = ()
-    """FIELD=VALUE: change a field in all runs, after the variants' own; repeat for several"""
+    study: Positional[str] = setting(
+        REQUIRED,
+        "STUDY: a shipped study: ladder, positions, objectives, recipe, scaling, "
+        "pretraining_pays, layer_types, electra, or a .py file that defines study() "
+        "([studies.md](studies.md))",
+    )
+    workdir: Local = setting(REQUIRED, "DIR: where runs and tables go")
+    corpus: CorpusDirectory | None = setting(
+        None, "DIR: a directory of bert-jax prepare (default: the study's own, made once)"
+    )
+    scale: str = setting("study", "NAME: the function of the study's file, such as paper")
+    budget: Annotated[float, seconds_of] | None = setting(
+        None,
+        "TIME: stop after so long, as 90m or 2h, with what is saved; the first seed of all "
+        "variants comes first",
+    )
+    only: tuple[str, ...] = setting(
+        (),
+        "VARIANT: make the runs of this variant, and of those that it begins from; repeat for "
+        "several",
+    )
+    steps: int | None = setting(
+        None, "N: try the study out: N updates a run, one seed, few rows of each task"
+    )
+    dry_run: bool = setting(False, "list the commands of all runs, and run none")
+    json: bool = setting(False, "print study.json, or the list of --dry-run, instead of tables")
+    overrides: Annotated[tuple[str, ...], "--set"] = setting(
+        (), "FIELD=VALUE: change a field in all runs, after the variants' own; repeat for several"
+    )
 
 
 def run(options: StudyOptions) -> None:

@@ -5,12 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from bert_jax.config import TrainConfig
-from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.several import open_corpora
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split, read_manifest
 from bert_jax.data.pretraining.padding import SourceRows, middle, source_rows
 from bert_jax.errors import some
-from bert_jax.registry import OBJECTIVES
+from bert_jax.registry import OBJECTIVES, ROWS
 from bert_jax.training import preflight
 from bert_jax.training.pretrain import pipeline_of
 from bert_jax_lab.doctor.checked_run import Case
@@ -219,7 +218,7 @@ def _sources(case: Case, number: int) -> list[SourceRows]:
     length = config.phases[number].sequence_length
     for source in corpus.sources.values() or (corpus,):
         # Evaluation makes rows of the held-out documents.
-        entry_of(config.data, "rows").check(source.validation, sequence_length=length)
+        ROWS[config.data.rows].check(source.validation, sequence_length=length)
     return source_rows(case.config, corpus, number, most_documents=_DOCUMENTS)
 
 

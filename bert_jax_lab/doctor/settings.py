@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from bert_jax import config_loader
-from bert_jax.config.entries import entry_of
 from bert_jax.config_checks import mask_warnings, validate
 from bert_jax.pretrained import import_export
+from bert_jax.registry import OBJECTIVES
 from bert_jax.training import preflight
 from bert_jax.training.held_out_hooks import HeldOutFigure
 from bert_jax.training.hooks import named_hooks
@@ -25,7 +25,7 @@ def config(case: Case) -> Finding:
     )
     for hook in named_hooks(found):
         if isinstance(hook, HeldOutFigure):
-            hook.choose(entry_of(found, "objective").watched())
+            hook.choose(OBJECTIVES[found.objective].watched())
     case.config = found
     model = found.model
     return passed(

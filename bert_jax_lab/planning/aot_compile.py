@@ -21,10 +21,10 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig, TrainConfig
-from bert_jax.config.entries import entry_of
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
 from bert_jax.progress import ticking
+from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed
 from bert_jax.update import compiler_options
 from bert_jax.update.state import TrainState
@@ -152,7 +152,7 @@ def train_figures(
 
     with jax.set_mesh(mesh):
         state = TrainState.abstract(config, mesh)
-        objective = entry_of(config, "objective")
+        objective = OBJECTIVES[config.objective]
         batch = device_feed.abstract_batch(phase, fields=objective.fields, mesh=mesh)
         return _figures(
             lambda: lower_train_step(config, state, batch, objective=objective, platform="tpu"),
@@ -169,7 +169,7 @@ def eval_figures(
     """Compiles the evaluation step for batches of a shape. Raises as `train_figures` does."""
     with jax.set_mesh(mesh):
         params = TrainState.abstract(config, mesh).params
-        objective = entry_of(config, "objective")
+        objective = OBJECTIVES[config.objective]
         batch = device_feed.abstract_batch(shape, fields=objective.fields, mesh=mesh)
         return _figures(
             lambda: lower_eval_step(config, params, batch, objective=objective, platform="tpu"),

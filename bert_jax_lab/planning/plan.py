@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.config import PhaseConfig, TrainConfig
-from bert_jax.config.entries import entry_of
 from bert_jax.memory import estimate, fit
 from bert_jax.model import bert, sharding
 from bert_jax.model.attention.implementation import serving
+from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.training.hooks import evaluations_in
@@ -151,7 +151,7 @@ def plan(config: TrainConfig, topology: Topology) -> Plan:
 
 def _phase_plan(config: TrainConfig, number: int, *, mesh, topology: Topology) -> PhasePlan:
     phase, chip = config.phases[number], topology.chip
-    flops = train_flops(entry_of(config, "objective"), config.model, phase) / topology.devices
+    flops = train_flops(OBJECTIVES[config.objective], config.model, phase) / topology.devices
     known = {
         "sequence_length": phase.sequence_length,
         "global_batch_size": phase.global_batch_size,
@@ -231,7 +231,7 @@ def remedy(
 ) -> str:  # fmt: skip
     """Returns what makes a refused step fit, tried by compiling it: the least change that does."""
     state = TrainState.abstract(config, mesh)
-    fields = entry_of(config, "objective").fields
+    fields = OBJECTIVES[config.objective].fields
     batch = device_feed.abstract_batch(phase, fields=fields, mesh=mesh)
 
     def estimated(config: TrainConfig) -> int:

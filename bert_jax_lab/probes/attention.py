@@ -128,10 +128,10 @@ class AttentionProbe:
 
     def __init__(self, source: LoadedCheckpoint, tokenizer: Tokenizer):
         config = source.config
-        score = config.model.attention_score
+        score = getattr(config.model.mixer, "score", "")
         if SCORES[score].is_added:
             raise UsageError(
-                f"model.attention_score is {score}: it is no product of a query and a key, which "
+                f"model.mixer.score is {score}: it is no product of a query and a key, which "
                 "is what is shown"
             )
         # One pass, written out: what is noted down must not lie in a loop or in a backward pass.
@@ -161,8 +161,7 @@ class AttentionProbe:
             )
             if len(seen) < config.model.num_hidden_layers:
                 raise UsageError(
-                    f"model.mixer is {config.model.mixer}: it calls no attention, so there is none "
-                    "to show"
+                    f"model.mixer is {config.model.mixer.kind}: it has no attention to show"
                 )
             # All of it on all devices: a process can read what its own devices have.
             return {

@@ -7,8 +7,29 @@ changes no number.
 
 from typing import Any
 
-from bert_jax.config import TrainConfig, flatten, setting_of
+from bert_jax.config import OptimizerConfig, TrainConfig, flatten
+from bert_jax.config.fields import fields_of, is_free
+from bert_jax.config.model import TRAINING_FIELDS
+from bert_jax.config.resume import is_within
 
+# Options of the recipe, which are easily set wrong.
+_JUDGED = (
+    "dropout_hash",
+    *(f"model.{name}" for name in TRAINING_FIELDS),
+    *(f"optimizer.{name}" for name in fields_of(OptimizerConfig) if name != "schedule"),
+    "optimizer.schedule.min_lr_ratio",
+    "optimizer.schedule.power",
+    "optimizer.schedule.decay_steps",
+    "optimizer.momentum",
+    "optimizer.joined_rms",
+)
+# Options that change no number beyond rounding, but for the bits of a resumed run.
+_NO_NUMBERS = (
+    "seed",
+    "compute.dtype",
+    "optimizer.gradient_accumulation_steps",
+    "optimizer.spike_factor",
+)
 # Values of these are near when they differ by no more, of all others when one is not over twice the
 # other.
 _NEAR_SHARE = ("_prob", ".beta1", ".beta2"), 0.1
@@ -30,10 +51,9 @@ def differences(
     judged: list[Difference] = []
     for name in fields:
         values = mine.get(name), theirs.get(name)
-        described = setting_of(name)
-        compared = described.rule.compared if described else "equal"
-        if values[0] != values[1] and compared != "free":
-            (judged if compared == "judged" else apart).append((name, *values))
+        changes_numbers = name not in _NO_NUMBERS and not is_free(name, config, other)
+        if values[0] != values[1] and changes_numbers:
+            (judged if is_within(name, _JUDGED) else apart).append((name, *values))
     return apart, judged
 
 

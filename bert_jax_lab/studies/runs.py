@@ -21,12 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import PhaseConfig, TrainConfig, setting_of, to_dict
+from bert_jax.config import PhaseConfig, TrainConfig, to_dict
 from bert_jax.config.conversion import nearest
-from bert_jax.config.entries import entry_of
 from bert_jax.data.corpus.store import read_manifest
 from bert_jax.errors import UsageError
-from bert_jax.registry import PROBES
+from bert_jax.registry import OBJECTIVES, PROBES
 from bert_jax_lab.studies.study import (
     PROBED,
     Study,
@@ -244,7 +243,7 @@ def plan_runs(
 
 def _require_columns(study: Study, configs: Sequence[TrainConfig]) -> None:
     """Raises UsageError for a column that is a held-out figure of no variant's objective."""
-    objectives = [entry_of(config, "objective") for config in configs]
+    objectives = [OBJECTIVES[config.objective] for config in configs]
     known = dict.fromkeys(figure for each in objectives for figure in each.watched())
     for column in study.columns:
         if column not in known:
@@ -321,13 +320,12 @@ def _with_steps(config: TrainConfig, steps: int) -> tuple[str, ...]:
         optimizer, total = config.in_phase(number).optimizer, len(whole)
         warmup = min(int(optimizer.warmup_steps * share), total - 1)
         scaled = {"warmup_steps": warmup}
-        for name, value in optimizer.options.items():
-            described = setting_of(f"optimizer.{name}")
-            if value and described and described.scales_with_steps:
-                scaled[name] = min(max(1, int(value * share)), total - warmup)
-        changes += [
-            f"{prefix if number else ''}optimizer.{name}={count}" for name, count in scaled.items()
-        ]
+        for name in optimizer.schedule.in_steps:
+            if value := getattr(optimizer.schedule, name):
+                count = min(max(1, int(value * share)), total - warmup)
+                scaled[f"schedule.{name}"] = count
+        prefix = prefix if number else "optimizer."
+        changes += [f"{prefix}{name}={count}" for name, count in scaled.items()]
     return tuple(changes)
 
 
@@ -335,7 +333,7 @@ def flops_of(config: TrainConfig, step: int | None = None) -> float:
     """Returns the FLOPs of the updates of a run, until a step or of all (update/flops.py)."""
     from bert_jax.update.flops import train_flops
 
-    objective = entry_of(config, "objective")
+    objective = OBJECTIVES[config.objective]
     return float(
         sum(
             steps * train_flops(objective, config.model, phase)

@@ -7,15 +7,14 @@ repository's `studies/` have names. Another function of the file is another scal
 
 import dataclasses
 import re
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bert_jax import config_loader
 from bert_jax.config import TrainConfig
-from bert_jax.config.conversion import convert, nearest
-from bert_jax.config.fields import is_section, item_of
+from bert_jax.config.conversion import checked, nearest
+from bert_jax.config.fields import fields_of, is_section
 from bert_jax.errors import UsageError, brief
 from bert_jax.registry import PROBES
 
@@ -153,15 +152,18 @@ def _require_types(value: Any, where: str) -> None:
     """Raises UsageError for a field of `value`, a study or a part of one, of another type than it
     declares: of a tuple of one it is the comma that is forgotten.
     """
-    for name, hint in typing.get_type_hints(type(value)).items():
-        found, here, item = getattr(value, name), f"{where}{name}", item_of(hint)
+    for name, declared in fields_of(type(value)).items():
+        found, here = getattr(value, name), f"{where}{name}"
+        item, hint = declared.item, declared.annotation
+        if found is None and declared.is_optional:
+            continue
         if item is not hint and not isinstance(found, tuple | list):
             raise UsageError(
                 f"{here} is {brief(found)}; expected a tuple: one of a single thing is (thing,)"
             )
         for number, each in enumerate(found if item is not hint else [found]):
             if not is_section(item):
-                convert(each, item, here)
+                checked(each, item, here)
             elif not isinstance(each, item):
                 raise UsageError(f"{here}: expected {item.__name__}, got {brief(each)}")
             else:

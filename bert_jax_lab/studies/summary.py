@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import file_lock, strict_json
-from bert_jax.config import flatten, setting_of
+from bert_jax.config import flatten
+from bert_jax.config.fields import is_free
 from bert_jax.files import write_json, write_whole
 from bert_jax.progress import note
 from bert_jax.registry import OBJECTIVES
@@ -217,10 +218,8 @@ def _decides_rows(run: PretrainRun) -> dict[str, Any]:
     config = run.config
     found: dict[str, Any] = {"corpus": run.corpus}
     for name, value in flatten(config).items():
-        described = setting_of(name)
-        is_free = described is not None and described.rule.compared == "free"
         # Held-out rows are never packed.
-        if name.startswith("data.") and not is_free and name != "data.packing":
+        if name.startswith("data.") and not is_free(name, config) and name != "data.packing":
             found[name] = value
     if not OBJECTIVES.is_builtin(config.objective):  # those mask rows alike
         found["objective"] = config.objective

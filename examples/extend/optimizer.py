@@ -1,4 +1,4 @@
-"""An optimiser straight from optax, with an option of its own: Lion (Chen et al. 2023,
+"""An optimizer of optax with an option: Lion (Chen et al. 2023,
 arXiv:2302.06675).
 
 Any transformation of optax will do. It is made with a learning rate of 1: the schedule's rate
@@ -10,23 +10,22 @@ multiplies its updates. Bad updates are left out, its state is saved and sharded
 
 import optax
 
-from bert_jax.config import OptimizerConfig, TrainConfig
-from bert_jax.config.entries import entry
-from bert_jax.config.fields import RECIPE, setting
+from bert_jax.config import Optimizer, TrainConfig
+from bert_jax.config.fields import Rate, section, setting
 from bert_jax.config_loader import load_config
 from bert_jax.registry import OPTIMIZERS
 from bert_jax.update.optimizers import decay_mask
 
 
-@entry
-class Lion:
+@section
+class Lion(Optimizer, kind="lion"):
     """Moves each weight by the sign of a mean of gradients."""
 
-    momentum_decay: float = setting(0.99, RECIPE, "Decay of the momentum.", least=0, below=1)
+    momentum_decay: Rate = setting(0.99, "Decay of the momentum.")
 
-    def __call__(self, config: OptimizerConfig) -> optax.GradientTransformation:
-        betas = {"b1": config.beta1, "b2": self.momentum_decay}
-        return optax.lion(1.0, **betas, weight_decay=config.weight_decay, mask=decay_mask)
+    def transformation(self) -> optax.GradientTransformation:
+        betas = {"b1": self.beta1, "b2": self.momentum_decay}
+        return optax.lion(1.0, **betas, weight_decay=self.weight_decay, mask=decay_mask)
 
 
 OPTIMIZERS.register("lion", Lion)

@@ -101,7 +101,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, runs, capsys, monkeypatch, l
     assert found["states"].shape == (3, 1, 8, 32)
     assert found["closing"]["step"] == 200
     assert found["outputs"]["pooled"].shape == (1, 32)
-    assert found["config"].optimizer.schedule == "flat"
+    assert found["config"].optimizer.schedule.kind == "flat"
     # What it predicted is what the command line says of the same rows.
     said = found["reviews"].predict([{"text": "the young horse"}, "the old bear"])
     (tmp_path / "rows.csv").write_text("text\nthe young horse\nthe old bear\n")
@@ -484,14 +484,14 @@ def test_a_model_of_several_corpora_goes_on_from_one(model):
 
 def test_the_config_of_a_training_is_of_the_last_phase_and_no_longer_than_its_steps():
     changes = ["phases.0.masked_lm_prob=0.3", "optimizer.schedule=warmup_stable_decay",
-               "optimizer.decay_steps=150"]  # fmt: skip
+               "optimizer.schedule.decay_steps=150"]  # fmt: skip
     config = override(tiny_corpus.tiny_config(), changes)
     config = dataclasses.replace(config, phases=config.phases[:1])
     found = bert_jax.config_for(types.SimpleNamespace(config=config), steps=10)  # type: ignore[arg-type]
     (phase,) = found.phases
     assert phase.mask_rate(found.data.masked_lm_prob) == 0.3
     assert phase.max_predictions == round(0.3 * phase.sequence_length)
-    assert found.optimizer.options["decay_steps"] == 10
+    assert found.optimizer.schedule.decay_steps == 10
     config_checks.validate(config_checks.complete(found))
 
 

@@ -67,11 +67,12 @@ def test_a_mean_and_an_export_of_phases_that_change_the_run_are_read(trained, tm
     shutil.copytree(trained, run)
     stored = json.loads((run / "config.json").read_text())
     config = stored["config"]
-    config["optimizer"] |= {"schedule": "warmup_stable_decay", "decay_steps": 20}
-    config["phases"][1] |= {
-        "optimizer": {"decay_steps": 10}, "data": {"packing": "best_fit"}, "max_sequences": 3,
-        "max_predictions": 20,
-    }  # fmt: skip
+    schedule = {"kind": "warmup_stable_decay", "decay_steps": 20}
+    config["optimizer"]["schedule"] = schedule
+    config["data"]["packing"] = "best_fit"
+    for phase in config["phases"]:
+        phase |= {"max_sequences": 3, "max_predictions": 20}
+    config["phases"][1]["schedule"] = schedule | {"decay_steps": 10}
     (run / "config.json").write_text(json.dumps(stored))
     assert average(tmp_path / "mean", run, last=2) == 0
     assert main(["export", "--checkpoint", str(run), "--output", str(tmp_path / "hf")]) == 0
@@ -80,7 +81,7 @@ def test_a_mean_and_an_export_of_phases_that_change_the_run_are_read(trained, tm
         assert found.is_run
         last = found.config.phases[-1]
         # The rows are those that the run was scored on.
-        assert (last.max_sequences, not last.changes) == (-1, True)
+        assert (last.max_sequences, not last.overrides) == (-1, True)
         assert last.sequence_length == config["phases"][1]["sequence_length"]
     assert "is ignored" not in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Phases that change fields: JSON both ways, overrides, errors, clocks, and published recipes."""
+"""Phases with overrides: JSON both ways, errors, clocks, and published recipes."""
 
 import math
 import re
@@ -11,91 +11,83 @@ from bert_jax.config import OptimizerConfig, PhaseConfig, TrainConfig, growing
 from bert_jax.config_checks import complete, validate
 from bert_jax.config_loader import load_config, override
 from bert_jax.errors import UsageError
-from bert_jax.update.schedules import learning_rate
+from bert_jax.update.schedules import Constant, WarmupStableDecay, learning_rate
 
 _BASE = TrainConfig(
-    optimizer=OptimizerConfig(schedule="constant", learning_rate=1e-3, warmup_steps=2),
+    model=configs.ModelConfig(position_embedding_type="rotary"),
+    optimizer=OptimizerConfig(schedule=Constant(), learning_rate=1e-3, warmup_steps=2),
     phases=tuple(PhaseConfig(steps=10) for _ in range(4)),
 )
 _CHANGED = override(
     _BASE,
     [
-        "phases.1.model.hidden_dropout_prob=0.2",
-        "phases.2.optimizer.schedule=warmup_stable_decay",
-        "phases.2.optimizer.decay_steps=5",
-        "phases.3.model.hidden_dropout_prob=0",
+        "phases.1.rope_theta=2e4",
+        "phases.2.schedule=warmup_stable_decay",
+        "phases.2.schedule.decay_steps=5",
+        "phases.3.rope_theta=3e4",
     ],
 )
 
 
-def test_changes_stand_in_the_phase_as_they_do_in_the_config():
-    assert configs.to_dict(_CHANGED)["phases"][2]["optimizer"] == {
+def test_overrides_in_json():
+    assert configs.to_dict(_CHANGED)["phases"][2]["schedule"] == {
+        "kind": "warmup_stable_decay",
         "decay_steps": 5,
-        "schedule": "warmup_stable_decay",
+        "min_lr_ratio": 0.0,
     }
     assert configs.from_dict(configs.to_dict(_CHANGED)) == _CHANGED
     assert hash(_CHANGED) != hash(_BASE)
-    assert "model" not in configs.to_dict(_BASE)["phases"][0]
-    assert configs.flatten(_CHANGED)["phases.3.model.hidden_dropout_prob"] == 0.0
+    assert configs.flatten(_CHANGED)["phases.3.rope_theta"] == 3e4
 
 
-def test_a_change_holds_until_another_phase_changes_it():
-    rates = [_CHANGED.in_phase(i).model.hidden_dropout_prob for i in range(4)]
-    assert rates == [0.1, 0.2, 0.2, 0.0]
-    optimizers = [_CHANGED.in_phase(i).optimizer for i in range(4)]
-    assert [o.schedule for o in optimizers] == ["constant"] * 2 + ["warmup_stable_decay"] * 2
-    assert optimizers[3].options == {"decay_steps": 5, "min_lr_ratio": 0.0}
-    assert _BASE.in_phase(3) is _BASE
+def test_an_override_holds_until_another_phase_overrides_the_field():
+    assert [_CHANGED.in_phase(i).model.rope_theta for i in range(4)] == [1e4, 2e4, 2e4, 3e4]
+    schedules = [_CHANGED.in_phase(i).optimizer.schedule for i in range(4)]
+    assert schedules == [Constant()] * 2 + [WarmupStableDecay(decay_steps=5)] * 2
+    assert _BASE.in_phase(3) == _BASE
+    assert not any(phase.overrides for phase in _CHANGED.scored_phases)
 
 
-def test_an_entry_that_is_no_longer_chosen_takes_its_options_with_it():
-    back = override(_CHANGED, ["phases.3.optimizer.schedule=constant"])
-    assert not back.in_phase(3).optimizer.options
-    validate(complete(back))
-
-
-def test_a_schedule_begins_anew_where_a_phase_changes_it():
+def test_a_phase_that_overrides_the_schedule_starts_it():
     spans = [_CHANGED.schedule_span(i) for i in range(4)]
     assert spans == [range(20), range(20), range(20, 40), range(20, 40)]
     assert [_BASE.schedule_span(i) for i in range(4)] == [range(40)] * 4
+    for change in ("learning_rate=1e-4", "warmup_steps=0"):
+        changed = override(_BASE, [f"phases.1.{change}"])
+        assert changed.schedule_span(1) == range(10, 40)
 
 
-def test_what_differs_between_two_phases():
+def test_the_differences_between_two_phases():
     assert _CHANGED.changes_of(0) == {}
-    assert _CHANGED.changes_of(1) == {"model.hidden_dropout_prob": (0.1, 0.2)}
+    assert _CHANGED.changes_of(1) == {"model.rope_theta": (1e4, 2e4)}
     assert _CHANGED.changes_of(2) == {
-        "optimizer.decay_steps": (None, 5),
-        "optimizer.min_lr_ratio": (None, 0.0),
-        "optimizer.schedule": ("constant", "warmup_stable_decay"),
+        "optimizer.schedule.decay_steps": (None, 5),
+        "optimizer.schedule.min_lr_ratio": (None, 0.0),
+        "optimizer.schedule.kind": ("constant", "warmup_stable_decay"),
     }
 
 
-def test_a_checkpoint_at_a_boundary_is_the_model_of_the_phase_before_it():
-    rates = {step: _CHANGED.at_step(step).model.hidden_dropout_prob for step in (0, 10, 11, 40)}
-    assert rates == {0: 0.1, 10: 0.1, 11: 0.2, 40: 0.0}
+def test_a_checkpoint_at_a_boundary_has_the_model_of_the_phase_before():
+    thetas = {step: _CHANGED.at_step(step).model.rope_theta for step in (0, 10, 11, 40)}
+    assert thetas == {0: 1e4, 10: 1e4, 11: 2e4, 40: 3e4}
 
 
 @pytest.mark.parametrize(
-    "assignment, said",
+    ("assignment", "said"),
     [
-        ("phases.0.optimizer.learning_rate=1", "optimizer.learning_rate is changed by the first"),
-        ("phases.1.model.hidden_size=12", "model.hidden_size is the whole run's; a phase cannot"),
-        ("phases.1.optimizer.kind=muon", "optimizer.kind is the whole run's"),
-        ("phases.1.data.masked_lm_prob=0.3", "a phase's own is phases.1.masked_lm_prob"),
-        ("phases.1.data.num_workers=3", "data.num_workers is the whole run's"),
-        ("phases.1.optimizer.learning_rate=0", "phases.1.optimizer.learning_rate is 0.0; it must"),
-        ("phases.1.optimizer.warmup_steps=30", "but the schedule has 10 steps"),
-        ("phases.1.optimizer.schedule=cosinus", "phases.1.optimizer.schedule"),
-        ("phases.1.optimizer.decay_steps=5", "which schedule constant does not read"),
-        ("phases.1.optimizer.learning_rat=1", "'learning_rat'. Did you mean 'learning_rate'?"),
-        ("phases.1.optimizer.nonsense=1", "'nonsense'. Fields here: kind, schedule, learning_rate"),
-        ('phases=[{"steps": 3}, {"optimizer": {"learning_rat": 1}}]', "learning_rat: no such fiel"),
-        ('phases=[{"steps": 3}, {"optimizer": 3}]', "phases.1.optimizer: expected a section"),
-        ("phases.1.optimizer.learning_rate=high", "phases.1.optimizer.learning_rate: expected flo"),
-        ("phases.1.optimizer.gradient_accumulation_steps=3", "= 3 does not divide"),
+        ("phases.0.learning_rate=1", "phases.0.learning_rate is an override in the first phase"),
+        ("phases.1.hidden_size=12", "phases.1.hidden_size: no such field"),
+        ("phases.1.learning_rate=0", "phases.1.learning_rate: expected float > 0"),
+        ("phases.1.learning_rate=high", "phases.1.learning_rate: expected float"),
+        ("phases.1.warmup_steps=30", "phases.1.warmup_steps is 30, but the schedule has 10 steps"),
+        ("phases.2.warmup_steps=20", "but the schedule has 20 steps"),
+        ("phases.1.schedule=cosinus", "phases.1.schedule.kind is 'cosinus'"),
+        ("phases.2.schedule.decay_steps=50", "phases.2.schedule.decay_steps is 50"),
+        ("phases.1.schedule.decay_steps=5", "phases.1.schedule"),
+        ("model.position_embedding_type=learned", "phases.1.rope_theta is 20000.0, which"),
     ],
 )
-def test_what_a_phase_cannot_change(assignment, said):
+def test_an_impossible_override_is_named(assignment, said):
     with pytest.raises(UsageError) as error:
         validate(complete(override(_CHANGED, [assignment])))
     assert said in str(error.value)

@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config import ComputeConfig, DataConfig, OptimizerConfig, PhaseConfig, TrainConfig
+from bert_jax.config import ComputeConfig, DataConfig, PhaseConfig, TrainConfig
 from bert_jax.interchange import huggingface
+from bert_jax.update.schedules import Constant, WarmupStableDecay
+from bert_jax.update.stable_adamw import StableAdamW
 from tests.golden.make_modernbert import HEAD, MODEL, params, sample
 from tests.models import vocabulary
 
@@ -33,10 +35,9 @@ CONFIG = TrainConfig(
     head=HEAD,
     compute=ComputeConfig(dtype="float32"),
     data=DataConfig(rows="documents"),
-    optimizer=OptimizerConfig(
-        kind="stable_adamw",
-        options={"joined_rms": True},
-        schedule="constant",
+    optimizer=StableAdamW(
+        joined_rms=True,
+        schedule=Constant(),
         learning_rate=_RATES[0],
         warmup_steps=_WARMUP,
         beta2=0.98,
@@ -55,15 +56,11 @@ CONFIG = TrainConfig(
             steps=_STEPS[1],
             global_batch_size=_ROWS,
             max_predictions=_PREDICTIONS,
-            changes={
-                "model.rope_theta": _THETA,
-                "optimizer.learning_rate": _RATES[1],
-                "optimizer.weight_decay": _DECAY / _RATES[1],
-                "optimizer.schedule": "warmup_stable_decay",
-                "optimizer.warmup_steps": 0,
-                "optimizer.decay_steps": _STEPS[1],
-                "optimizer.min_lr_ratio": _FLOOR,
-            },
+            rope_theta=_THETA,
+            learning_rate=_RATES[1],
+            weight_decay=_DECAY / _RATES[1],
+            schedule=WarmupStableDecay(decay_steps=_STEPS[1], min_lr_ratio=_FLOOR),
+            warmup_steps=0,
         ),
     ),
 )

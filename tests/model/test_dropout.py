@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import setting_of
+from bert_jax.config import TrainConfig
+from bert_jax.config.fields import choices_of, fields_of
 from bert_jax.model import sharding
 from bert_jax.model.dropout import (
     HASHES,
@@ -186,8 +187,7 @@ def test_rows_and_columns_are_no_more_alike_than_chance_has_it(key):
 
 
 def test_the_config_knows_each_of_them():
-    described = setting_of("dropout_hash")
-    assert described is not None and described.choices == (*HASHES,)
+    assert choices_of(fields_of(TrainConfig)["dropout_hash"].item) == (*HASHES,)
 
 
 @pytest.mark.parametrize("kind", ["TPU v3", "TPU v5 lite"])

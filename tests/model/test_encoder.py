@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig, OptimizerConfig
+from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig, Optimizer
 from bert_jax.config_loader import load_config
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, huggingface_config, tf1
@@ -72,7 +72,7 @@ def test_what_goes_by_names_knows_the_new_ones():
             rates["encoder.layer_0.gate.kernel"] == 0 == rates["encoder.embeddings.word.embedding"]
         )
         for kind in ("lamb", "stable_adamw", "muon"):
-            jax.eval_shape(make(OptimizerConfig(kind=kind)).init, params)
+            jax.eval_shape(make(Optimizer.of_kind(kind)()).init, params)
 
 
 # Blocks that differ from BERT's in every part, and each kind of table; how they are written out.

@@ -163,9 +163,9 @@ def test_specs_by_the_fields():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("global_attention_every_n_layers=3", "which only local layers read"),
+        ("global_attention_every_n_layers=3", "which has an effect with model"),
         ("local_rope_theta=100", "does not read: only rotary"),
-        ("first_global_layer=2", "which only local layers read"),
+        ("first_global_layer=2", "which has an effect with model"),
         ("mixer=attentoin", "Did you mean 'attention'?"),
     ],
 )

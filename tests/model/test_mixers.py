@@ -9,16 +9,24 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
+from bert_jax.config import ComputeConfig, HeadConfig, Mixing, ModelConfig
+from bert_jax.config.model import SelfAttentionOptions
 from bert_jax.config_checks import validate_model
 from bert_jax.errors import UsageError
 from bert_jax.model import bert, sharding
 from bert_jax.model.layer_spec import layer_specs
 from bert_jax.model.mask import Mask
-from bert_jax.registry import ATTENTION, MIXERS, POSITIONS, SCORES
+from bert_jax.registry import ATTENTION, POSITIONS, SCORES
 from tests.batches import mesh_of, random_batch
 from tests.golden import make_mixers
 from tests.models import random_params
+
+_CONVOLUTION, _GRU = Mixing.of_kind("convolution"), Mixing.of_kind("gru")
+
+
+def _scored(name: str) -> SelfAttentionOptions:
+    return SelfAttentionOptions(score=name)
+
 
 _MODEL = ModelConfig(
     vocab_size=50,
@@ -61,7 +69,7 @@ def _theirs(name: str, gold, *, gradient: bool = False) -> dict[str, dict[str, n
 def _mixing(model: ModelConfig):
     """Returns a function of parameters, tokens, mask and read positions: the mixer of `model`."""
     (layer,) = layer_specs(model)
-    mixer = MIXERS[model.mixer]
+    mixer = model.mixer.entry()
     graphs = {
         name: nnx.split(module)
         for name, module in mixer.build(model, layer, rngs=nnx.Rngs(0)).items()
@@ -92,8 +100,8 @@ def test_a_mixer_is_that_of_torch(name):
     """The sequences lie in one row with padding; torch had each alone."""
     gold = np.load(make_mixers.FILE)
     options = {"conv_kernel_size": make_mixers.KERNEL_SIZE} if name == "convolution" else {}
-    width = make_mixers.WIDTH
-    apply, _ = _mixing(dataclasses.replace(_MODEL, hidden_size=width, mixer=name, options=options))
+    width, mixer = make_mixers.WIDTH, Mixing.of_kind(name)(**options)
+    apply, _ = _mixing(dataclasses.replace(_MODEL, hidden_size=width, mixer=mixer))
     mask, total = _row(make_mixers.LENGTHS), sum(make_mixers.LENGTHS)
     rest = np.full((3, width), 7.0, np.float32)
     x_BLD = np.concatenate([gold["inputs"], rest])[None]
@@ -124,7 +132,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("score", list(SCORES._builtin))
 def test_a_score_is_its_formula(score, attention):
     """One head after the other, one query and one key after the other, in double precision."""
-    model = dataclasses.replace(_MODEL, attention_score=score)
+    model = dataclasses.replace(_MODEL, mixer=SelfAttentionOptions(score=score))
     apply, shapes = _mixing(model)
     draw = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: draw.normal(size=leaf.shape) / 2, shapes)
@@ -162,15 +170,14 @@ def test_a_score_is_its_formula(score, attention):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"mixer": "convolution"}, {"mixer": "gru"}, {"attention_score": "general"},
-     {"attention_score": "additive"}],
-    ids=lambda changes: "".join(changes.values()),
+    "mixer",
+    [_CONVOLUTION(), _GRU(), *map(_scored, ("general", "additive"))],
+    ids=str,
 )  # fmt: skip
-def test_a_mesh_changes_nothing(changes, monkeypatch):
+def test_a_mesh_changes_nothing(mixer, monkeypatch):
     """Two layers in a loop, with a tensor axis; a convolution's inputs are cut, scores by heads."""
     model = dataclasses.replace(
-        _MODEL, hidden_size=16, num_attention_heads=2, num_hidden_layers=3, **changes
+        _MODEL, hidden_size=16, num_attention_heads=2, num_hidden_layers=3, mixer=mixer
     )
     head = HeadConfig(parts=("mlm",))
     params = random_params(model, head)
@@ -197,7 +204,7 @@ def test_a_mesh_changes_nothing(changes, monkeypatch):
 def test_additive_scores_are_made_one_column_after_the_other():
     """All columns at once would be an array [H, K, L, L], and what is kept for them as well."""
     model = dataclasses.replace(
-        _MODEL, hidden_size=128, num_attention_heads=2, attention_score="additive"
+        _MODEL, hidden_size=128, num_attention_heads=2, mixer=SelfAttentionOptions(score="additive")
     )
     apply, shapes = _mixing(model)
     length = 128
@@ -211,20 +218,16 @@ def test_additive_scores_are_made_one_column_after_the_other():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"mixer": "convolution", "options": {"conv_kernel_size": 4}},
-         "model.conv_kernel_size is 4; choose an odd number"),
-        ({"mixer": "convolution", "options": {"conv_kernel_size": 0}},
-         "model.conv_kernel_size is 0; it must be at least 1"),
-        ({"mixer": "gru", "hidden_size": 15}, "model.hidden_size is 15; each of two directions"),
-        ({"mixer": "gru", "attention_window": 8},
+        ({"mixer": _CONVOLUTION(conv_kernel_size=4)}, "model.mixer.conv_kernel_size is 4"),
+        ({"mixer": _CONVOLUTION(conv_kernel_size=0)}, "model.mixer.conv_kernel_size: expected"),
+        ({"mixer": _GRU(), "hidden_size": 15}, "model.hidden_size is 15; each of two directions"),
+        ({"mixer": _GRU(), "attention_window": 8},
          "model.attention_window is 8, which mixer gru does not read"),
-        ({"mixer": "gru", "position_embedding_type": "rotary"},
+        ({"mixer": _GRU(), "position_embedding_type": "rotary"},
          "model.position_embedding_type is rotary, which works in attention"),
-        ({"mixer": "gru", "attention_score": "general"},
-         "model.attention_score is general, which mixer gru does not read"),
-        ({"attention_score": "additive", "position_embedding_type": "rotary"},
+        ({"mixer": SelfAttentionOptions(score="additive"), "position_embedding_type": "rotary"},
          "model.position_embedding_type is rotary, which works on the product"),
-        ({"attention_score": "cosine"}, "model.attention_score is 'cosine'; choose one of"),
+        ({"mixer": SelfAttentionOptions(score="cosine")}, "model.mixer.score is 'cosine'; choose"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(changes, said):

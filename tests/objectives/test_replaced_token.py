@@ -87,7 +87,7 @@ def test_the_published_recipes():
     ):
         (phase,) = config.phases
         assert (config.optimizer.learning_rate, config.optimizer.warmup_steps) == (rate, 10_000)
-        assert config.optimizer.schedule == "electra_linear"
+        assert config.optimizer.schedule.kind == "electra_linear"
         assert (phase.sequence_length, phase.global_batch_size) == (length, batch)
         assert (phase.steps, phase.max_predictions) == (steps, predictions)
         data = config.data

@@ -342,7 +342,7 @@ def test_the_fields_that_guard_updates_and_saves_are_those_of_pre_training(tmp_p
 def test_the_best_checkpoint_is_that_of_the_first_metric(tmp_path, encoder, glue, capsys):
     home = tmp_path / "run"
     command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
-    assert main([*command, "--set", 'hooks=["best_checkpoint:figure=loss"]']) == 2
+    assert main([*command, "--set", 'hooks=[{"kind": "best_checkpoint", "figure": "loss"}]']) == 2
     assert "no figure 'loss'; it has accuracy" in capsys.readouterr().err
     assert not (home / "metrics.jsonl").exists()
     each = ["evaluation.every_steps=10", 'hooks=["best_checkpoint"]']

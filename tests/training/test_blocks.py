@@ -10,6 +10,7 @@ from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.errors import UsageError
 from bert_jax.training.pretrain import pretrain
+from bert_jax.update.schedules import Constant
 from bert_jax.workdir import log_reader, run_directory
 from tests import tiny_corpus
 
@@ -29,7 +30,7 @@ def losses(corpus: Path, workdir: Path) -> list[float]:
         phases=(PhaseConfig(sequence_length=32, steps=4, global_batch_size=8, max_predictions=5),),
         evaluation=EvaluationConfig(every_steps=4, num_examples=16, batch_size=16),
         checkpoint=CheckpointConfig(every_steps=2),
-        optimizer=OptimizerConfig(schedule="constant", warmup_steps=0),
+        optimizer=OptimizerConfig(schedule=Constant(), warmup_steps=0),
     )
     pretrain(config, corpus_directory=corpus, workdir_path=workdir)
     return [

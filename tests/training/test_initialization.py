@@ -1,6 +1,7 @@
 """More positions than a checkpoint has: what its tables become, and what stays as it was."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.training import preflight
 from bert_jax.training.initialization import Initialization
 from bert_jax.training.pretrain import Pretraining
-from bert_jax.workdir import resume_policy, run_directory
+from bert_jax.workdir import inputs, run_directory
 from tests.batches import mesh_of
 from tests.models import assert_same, batch, random_params
 from tests.tiny_corpus import tiny_config
@@ -111,8 +112,11 @@ def test_the_checkpoint_of_a_beginning_may_be_written_in_another_way(tmp_path, c
     monkeypatch.chdir(tmp_path)
 
     def changes(init_from):
-        return resume_policy.corpus_changes(
-            home / "config.json", opened, init_from=init_from, has_steps=False
+        return inputs.input_changes(
+            json.loads((home / "config.json").read_text()),
+            opened,
+            init_from=init_from,
+            has_steps=False,
         )
 
     for written in ("runs/base", str(tmp_path / "runs" / "base"), "run/../runs/base"):

@@ -1,5 +1,6 @@
 """A run over several corpora: cut and gone on with, scored by source, and what is refused."""
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -23,6 +24,7 @@ from bert_jax.data.corpus import store
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.several import open_corpora, trained_elsewhere
 from bert_jax.runtime.preemption import Preemption
+from bert_jax.update.schedules import Constant
 from bert_jax.workdir import log_reader
 from bert_jax_lab.reports import curves
 from tests import tiny_corpus
@@ -47,16 +49,13 @@ def corpora(tmp_path_factory) -> dict[str, Path]:
 def config_file(tmp_path_factory) -> Path:
     """Shares of 3 to 1, and of half and half from the fourth update on."""
     phase = PhaseConfig(sequence_length=32, steps=3, global_batch_size=8, max_predictions=5)
-    even = PhaseConfig(
-        sequence_length=32, steps=3, global_batch_size=8, max_predictions=5,
-        changes={"data.source_weights": "notes=1,tales=1"},
-    )  # fmt: skip
+    even = dataclasses.replace(phase, source_weights="notes=1,tales=1")
     config = tiny_corpus.tiny_config(
         data=DataConfig(source_weights="tales=3,notes=1"),
         phases=(phase, even),
         evaluation=EvaluationConfig(every_steps=3, num_examples=16, batch_size=16),
         checkpoint=CheckpointConfig(every_steps=1, keep_last=9),
-        optimizer=OptimizerConfig(learning_rate=5e-3, schedule="constant", warmup_steps=0),
+        optimizer=OptimizerConfig(learning_rate=5e-3, schedule=Constant(), warmup_steps=0),
     )
     return tiny_corpus.write_config(tmp_path_factory.mktemp("config") / "tiny.json", config)
 
@@ -226,7 +225,7 @@ def test_held_out_text_that_another_source_trains_on(
         "prepare tales again, with the held-out text as --decontaminate"
     )
     shares = ["--set=data.source_weights=tales=2,notes=1,more=1"]
-    even = ["--set=phases.1.data.source_weights=tales=0,notes=1,more=1"]
+    even = ["--set=phases.1.source_weights=tales=0,notes=1,more=1"]
     run = [*command(config_file, tmp_path / "workdir", **place), *shares, *even]
     assert main(run) == 0
     assert f"warning: {said}" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from bert_jax.config import (
     CheckpointConfig,
     ComputeConfig,
     ModelConfig,
-    OptimizerConfig,
+    Optimizer,
     PhaseConfig,
     TrainConfig,
 )
@@ -67,8 +67,8 @@ def config_of(kind: str) -> TrainConfig:
             attention_probs_dropout_prob=0.0,
         ),
         compute=ComputeConfig(dtype="float32"),
-        optimizer=OptimizerConfig(
-            kind=f"test-{kind}", learning_rate=_RATES[kind], warmup_steps=_WARMUP, clip_norm=_CLIP
+        optimizer=Optimizer.of_kind(f"test-{kind}")(
+            learning_rate=_RATES[kind], warmup_steps=_WARMUP, clip_norm=_CLIP
         ),
         phases=(
             PhaseConfig(sequence_length=32, steps=_STEPS, global_batch_size=16, max_predictions=5),

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from bert_jax.config import OptimizerConfig
-from bert_jax.update.optimizers import BertAdamW, decay_mask
+from bert_jax.update.optimizers import bert_adamw, decay_mask
 from bert_jax.update.schedules import learning_rate
 
 pytestmark = pytest.mark.core
@@ -82,7 +82,7 @@ def test_200_updates_equal_tf1():
             tree.setdefault(part, {})[leaf] = jnp.asarray(value, jnp.float32)
         return tree
 
-    optimizer = BertAdamW()(config)
+    optimizer = bert_adamw(config)
 
     @jax.jit
     def update(params, opt_state, gradient, step):
@@ -106,7 +106,7 @@ def test_bias_correction_is_optax_adamw():
     params = {"dense": {"kernel": jnp.full((3, 2), 0.5), "bias": jnp.full(2, 0.5)}}
     gradient = {"dense": {"kernel": jnp.arange(6.0).reshape(3, 2), "bias": jnp.arange(2.0)}}
     reference = optax.adamw(1.0, b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.02, mask=decay_mask)
-    ours = BertAdamW()(config)
+    ours = bert_adamw(config)
     direction, _ = ours.update(gradient, ours.init(params), params)
     expected, _ = reference.update(gradient, reference.init(params), params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(-a, b, rtol=1e-6), direction, expected)

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import OptimizerConfig
+from bert_jax.config import Optimizer, OptimizerConfig, Schedule
 from bert_jax.model import sharding
 from bert_jax.registry import SCHEDULES
 from bert_jax.update import muon, optimizers
-from bert_jax.update.schedules import learning_rate
+from bert_jax.update.schedules import WarmupStableDecay, learning_rate
 from tests.batches import mesh_of
 from tests.optimizer_gradients import (
     RATES,
@@ -29,8 +29,8 @@ from tests.paths import GOLDEN
 def test_200_updates_are_those_of_the_reference(kind, monkeypatch):
     """Each parameter moves as far as there, within 1e-5 of the largest change of its tensor."""
     monkeypatch.setattr(muon, "_DTYPE", jnp.float32)
-    config = OptimizerConfig(
-        kind=kind, weight_decay=WEIGHT_DECAY, clip_norm=0.0, beta1=0.9, beta2=0.98
+    config = Optimizer.of_kind(kind)(
+        weight_decay=WEIGHT_DECAY, clip_norm=0.0, beta1=0.9, beta2=0.98
     )
     optimizer, params = optimizers.make(config), nested(parameters())
 
@@ -64,7 +64,7 @@ def test_any_mesh_gives_the_same_updates(kind, shape, monkeypatch):
     """Norms and products are those of whole tensors, however these are cut."""
     monkeypatch.setattr(muon, "_DTYPE", jnp.float32)
     monkeypatch.setattr(sharding, "_SMALL", 2**10)
-    optimizer = optimizers.make(OptimizerConfig(kind=kind))
+    optimizer = optimizers.make(Optimizer.of_kind(kind)())
     update = jax.jit(
         lambda gradients, state, params: optimizer.update(
             gradients, state, params, norm=jnp.float32(1), should_apply=jnp.bool_(True)
@@ -150,7 +150,7 @@ def test_schedules_at_their_bends(name, warmup):
     if name == "warmup_stable_decay":
         changes["decay_steps"] = _DECAY
     config = OptimizerConfig(
-        schedule=name, learning_rate=_RATE, warmup_steps=warmup, options=changes
+        schedule=Schedule.of_kind(name)(**changes), learning_rate=_RATE, warmup_steps=warmup
     )
     bends = [0, 1, 99, 100, 101, 500, 599, 600, 601, 640, 700, 800, 900, 999, 1000]
     rate_of = jax.jit(lambda step: learning_rate(step, config=config, total_steps=_TOTAL))
@@ -168,10 +168,7 @@ def test_schedules_at_their_bends(name, warmup):
 def test_one_minus_the_root_as_published(done, left):
     """The rate that is left after a share of the decay."""
     config = OptimizerConfig(
-        schedule="warmup_stable_decay",
-        learning_rate=1.0,
-        warmup_steps=100,
-        options={"decay_steps": 400},
+        schedule=WarmupStableDecay(decay_steps=400), learning_rate=1.0, warmup_steps=100
     )
     step = jnp.int32(_TOTAL - 400 + 400 * done)
     assert float(learning_rate(step, config=config, total_steps=_TOTAL)) == pytest.approx(

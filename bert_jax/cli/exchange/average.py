@@ -10,19 +10,19 @@ example:
 
 from pathlib import Path
 
-from bert_jax.cli.options import Address, Local, Verb, options, require_place_for_directory
+from bert_jax.cli.options import Address, Local, Verb, require_place_for_directory
 from bert_jax.cli.options import run_directory as run_directory_of
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 
 
-@options
+@section
 class AverageOptions(Verb):
-    checkpoint: tuple[Address, ...]
-    """DIR: a workdir, whose steps are averaged; or, repeated, each checkpoint itself"""
-    output: Local
-    """DIR: a new workdir with one checkpoint, like that of import"""
-    last: int | None = None
-    """N: the newest N steps (default: all that are kept)"""
+    checkpoint: tuple[Address, ...] = setting(
+        REQUIRED, "DIR: a workdir, whose steps are averaged; or, repeated, each checkpoint itself"
+    )
+    output: Local = setting(REQUIRED, "DIR: a new workdir with one checkpoint, like that of import")
+    last: int | None = setting(None, "N: the newest N steps (default: all that are kept)")
 
 
 def run(options: AverageOptions) -> None:

@@ -14,27 +14,31 @@ from bert_jax.cli.options import (
     Local,
     Positional,
     Verb,
-    options,
     require_place_for_directory,
 )
 from bert_jax.cli.options import run_directory as run_directory_of
 from bert_jax.cli.output import table, tell
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import NoUsableCheckpoint, UsageError
 
 
-@options
+@section
 class CheckpointsOptions(Verb):
-    what: Positional[Literal["list", "verify", "rollback", "branch"]]
-    """what to do; for [`branch`](reliability.md#changing-a-run) name --output"""
-    workdir: Positional[Address]
-    """WORKDIR: a run's directory, or gs://BUCKET/PATH"""
-    json: bool = False
-    """for 'list' and 'verify': print an object a step"""
-    step: int | None = None
-    """N: for 'rollback': where to go back to; for 'branch': where it begins (default: the newest
-    good step)"""
-    output: Local | None = None
-    """DIR: for 'branch': the workdir of the new run, new or empty"""
+    what: Positional[Literal["list", "verify", "rollback", "branch"]] = setting(
+        REQUIRED, "what to do; for [`branch`](reliability.md#changing-a-run) name --output"
+    )
+    workdir: Positional[Address] = setting(
+        REQUIRED, "WORKDIR: a run's directory, or gs://BUCKET/PATH"
+    )
+    json: bool = setting(False, "for 'list' and 'verify': print an object a step")
+    step: int | None = setting(
+        None,
+        "N: for 'rollback': where to go back to; for 'branch': where it begins (default: the "
+        "newest good step)",
+    )
+    output: Local | None = setting(
+        None, "DIR: for 'branch': the workdir of the new run, new or empty"
+    )
 
 
 def run(options: CheckpointsOptions) -> int:

@@ -10,42 +10,55 @@ the step.
 
 from typing import Literal
 
-from bert_jax.cli.options import FromCheckpoint, Local, options, require_place_for_directory
+from bert_jax.cli.options import FromCheckpoint, Local, require_place_for_directory
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 
 
-@options
+@section
 class ExportOptions(FromCheckpoint):
-    output: Local
-    """DIR: a directory, new or empty"""
-    format: Literal["hf", "tf1"] = "hf"
-    """a Hugging Face directory, or a TF1 checkpoint"""
-    model_type: str | None = None
-    """NAME: the family of classes to write, hf only: bert, roberta, electra, xlm-roberta,
-    camembert, roformer, roberta-prelayernorm, modernbert, eurobert or ultrabert (default: electra
-    for what only that has, roberta-prelayernorm where norms come first, roformer for rotary
-    positions, one of the last three for both, roberta where the tokenizer puts two separators
-    between texts, as byte-level BPE does, else bert)"""
-    moments: Literal["auto", "yes", "no"] = "auto"
-    """whether to write Adam's moments and the step; 'auto' does for tf1 where there are any"""
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """type of the parameters, hf only"""
-    license: str | None = None
-    """NAME: the licence of the model for its card, as the hub calls it, such as apache-2.0 or
-    mit"""
-    data_set: tuple[str, ...] = ()
-    """NAME: a data set that the model was trained on, for its card, as the hub calls it, such as
-    wikimedia/wikipedia; repeat for several; those that the run's records name are there anyway"""
-    pooling: Literal["mean", "cls"] | None = None
-    """also write the files of sentence-transformers, hf only: a text's vector is the mean of its
-    tokens, or the first one's"""
-    normalize: bool = False
-    """of these: make vectors of length 1"""
-    length: int | None = None
-    """N: of these: tokens of a text, [CLS] and [SEP] included (default: as many as the model has
-    positions for)"""
-    max_file_size: float = 5000
-    """MB: begin a new safetensors file beyond this many million bytes"""
+    output: Local = setting(REQUIRED, "DIR: a directory, new or empty")
+    format: Literal["hf", "tf1"] = setting("hf", "a Hugging Face directory, or a TF1 checkpoint")
+    model_type: str | None = setting(
+        None,
+        "NAME: the family of classes to write, hf only: bert, roberta, electra, xlm-roberta, "
+        "camembert, roformer, roberta-prelayernorm, modernbert, eurobert or ultrabert (default:"
+        " electra for what only that has, roberta-prelayernorm where norms come first, roformer"
+        " for rotary positions, one of the last three for both, roberta where the tokenizer "
+        "puts two separators between texts, as byte-level BPE does, else bert)",
+    )
+    moments: Literal["auto", "yes", "no"] = setting(
+        "auto",
+        "whether to write Adam's moments and the step; 'auto' does for tf1 where there are any",
+    )
+    dtype: Literal["float32", "float16", "bfloat16"] = setting(
+        "float32", "type of the parameters, hf only"
+    )
+    license: str | None = setting(
+        None,
+        "NAME: the licence of the model for its card, as the hub calls it, such as apache-2.0 "
+        "or mit",
+    )
+    data_set: tuple[str, ...] = setting(
+        (),
+        "NAME: a data set that the model was trained on, for its card, as the hub calls it, "
+        "such as wikimedia/wikipedia; repeat for several; those that the run's records name are"
+        " there anyway",
+    )
+    pooling: Literal["mean", "cls"] | None = setting(
+        None,
+        "also write the files of sentence-transformers, hf only: a text's vector is the mean of"
+        " its tokens, or the first one's",
+    )
+    normalize: bool = setting(False, "of these: make vectors of length 1")
+    length: int | None = setting(
+        None,
+        "N: of these: tokens of a text, [CLS] and [SEP] included (default: as many as the model"
+        " has positions for)",
+    )
+    max_file_size: float = setting(
+        5000, "MB: begin a new safetensors file beyond this many million bytes"
+    )
 
 
 def run(options: ExportOptions) -> None:

@@ -9,30 +9,35 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from bert_jax.cli.corpora import CorpusDirectory
-from bert_jax.cli.options import Local, Verb, options, require_place_for_directory
+from bert_jax.cli.options import Local, Verb, require_place_for_directory
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 
 
-@options
+@section
 class ImportOptions(Verb):
-    checkpoint: Path
-    """DIR: a [Hugging Face directory](checkpoints.md#hugging-face), a TF1 one, or a TF1 prefix such
-    as DIR/bert_model.ckpt"""
-    output: Local
-    """DIR: the new workdir"""
-    format: Literal["auto", "hf", "tf1"] = "auto"
-    """what must lie there; 'auto' takes either"""
-    allow_missing_heads: bool = False
-    """import an encoder whose heads are missing or not whole"""
-    ignore_unexpected: tuple[str, ...] = ()
-    """PATTERN: leave out the extra tensors of these names, such as `'cls.extra.*'`; repeat for
-    several"""
-    config: str | None = None
-    """CONFIG: the run to go on with; needs --corpus as well"""
-    overrides: Annotated[tuple[str, ...], "--set"] = ()
-    """FIELD=VALUE: change a field of --config; repeat for several"""
-    corpus: CorpusDirectory | None = None
-    """DIR: what that run trains on"""
+    checkpoint: Path = setting(
+        REQUIRED,
+        "DIR: a [Hugging Face directory](checkpoints.md#hugging-face), a TF1 one, or a TF1 "
+        "prefix such as DIR/bert_model.ckpt",
+    )
+    output: Local = setting(REQUIRED, "DIR: the new workdir")
+    format: Literal["auto", "hf", "tf1"] = setting(
+        "auto", "what must lie there; 'auto' takes either"
+    )
+    allow_missing_heads: bool = setting(
+        False, "import an encoder whose heads are missing or not whole"
+    )
+    ignore_unexpected: tuple[str, ...] = setting(
+        (),
+        "PATTERN: leave out the extra tensors of these names, such as `'cls.extra.*'`; repeat "
+        "for several",
+    )
+    config: str | None = setting(None, "CONFIG: the run to go on with; needs --corpus as well")
+    overrides: Annotated[tuple[str, ...], "--set"] = setting(
+        (), "FIELD=VALUE: change a field of --config; repeat for several"
+    )
+    corpus: CorpusDirectory | None = setting(None, "DIR: what that run trains on")
 
 
 def run(options: ImportOptions) -> None:

@@ -11,39 +11,50 @@ from typing import Any, Literal
 from bert_jax.cli.options import (
     FromCheckpoint,
     Local,
-    options,
     require_place_for,
     standard_input,
 )
+from bert_jax.config.fields import section, setting
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 
+# As in `interchange.sentence_transformers`, which imports NumPy: `--help` must not.
+_Pooling = Literal[
+    "mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "none"
+]
 
-@options
+
+@section
 class EmbedOptions(FromCheckpoint):
-    input: str | None = None
-    """FILE|ADDRESS: texts, one per line; - reads standard input, as no --input does where texts are
-    piped in"""
-    output: Local | None = None
-    """FILE: an .npz file; needed unless there is --json"""
-    json: bool = False
-    """print an object a text, with its line, counted from 1, and its vector or, with
-    `--pooling none`, those of its tokens"""
-    layers: str = "-1"
-    """N: layers to join, from 1 (0 is the embeddings) or from the end; `--layers=-4,-3,-2,-1` joins
-    the last four"""
-    # As `interchange.sentence_transformers` has them: that imports NumPy, which `--help` must not.
-    pooling: (
-        Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "none"]
-        | None
-    ) = None
-    """of the tokens of a text; instead of what a directory of sentence-transformers has, and of
-    what follows it there (default: as the directory says, else mean)"""
-    normalize: bool | None = None
-    """make vectors of length 1 (default: as the directory says)"""
-    length: int | None = None
-    """N: tokens of a text, [CLS] and [SEP] included (default: as many as the directory says, else
-    as the model has positions for)"""
+    input: str | None = setting(
+        None,
+        "FILE|ADDRESS: texts, one per line; - reads standard input, as no --input does where "
+        "texts are piped in",
+    )
+    output: Local | None = setting(None, "FILE: an .npz file; needed unless there is --json")
+    json: bool = setting(
+        False,
+        "print an object a text, with its line, counted from 1, and its vector or, with "
+        "`--pooling none`, those of its tokens",
+    )
+    layers: str = setting(
+        "-1",
+        "N: layers to join, from 1 (0 is the embeddings) or from the end; "
+        "`--layers=-4,-3,-2,-1` joins the last four",
+    )
+    pooling: _Pooling | None = setting(
+        None,
+        "of the tokens of a text; instead of what a directory of sentence-transformers has, and"
+        " of what follows it there (default: as the directory says, else mean)",
+    )
+    normalize: bool | None = setting(
+        None, "make vectors of length 1 (default: as the directory says)"
+    )
+    length: int | None = setting(
+        None,
+        "N: tokens of a text, [CLS] and [SEP] included (default: as many as the directory says,"
+        " else as the model has positions for)",
+    )
 
 
 def run(options: EmbedOptions) -> None:

@@ -8,20 +8,21 @@ import json
 import sys
 from collections.abc import Iterator
 
-from bert_jax.cli.options import FromCheckpoint, Positional, options
+from bert_jax.cli.options import FromCheckpoint, Positional
 from bert_jax.cli.output import table
+from bert_jax.config.fields import section, setting
 from bert_jax.errors import UsageError
 
 
-@options
+@section
 class FillMaskOptions(FromCheckpoint):
-    text: Positional[tuple[str, ...]] = ()
-    """such as "Paris is the [MASK] of France."; several, or - for those on standard input, a line
-    each"""
-    top: int = 5
-    """N: candidates a mask"""
-    json: bool = False
-    """print an object a text, with a list of candidates for each mask"""
+    text: Positional[tuple[str, ...]] = setting(
+        (),
+        'such as "Paris is the [MASK] of France."; several, or - for those on standard input, a'
+        " line each",
+    )
+    top: int = setting(5, "N: candidates a mask")
+    json: bool = setting(False, "print an object a text, with a list of candidates for each mask")
 
 
 def run(options: FillMaskOptions) -> None:

@@ -11,37 +11,49 @@ from pathlib import Path
 from bert_jax.cli.options import (
     Address,
     Local,
-    options,
     require_place_for,
     require_place_for_directory,
     standard_input,
 )
 from bert_jax.cli.table_format import TableFormat
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 from bert_jax.files import write_whole
 from bert_jax.progress import ticking
 
 
-@options
+@section
 class PredictOptions(TableFormat):
-    checkpoint: Address
-    """DIR: a workdir of bert-jax finetune, or one step of it (DIR/checkpoints/STEP)"""
-    input: str | None = None
-    """FILE|ADDRESS: the rows to predict, in the task's format, or a text a line (a pair with a tab
-    between). - reads standard input; so does leaving it out where rows are piped in"""
-    output: Local | None = None
-    """PATH: a file to write, with --glue a new directory (default: stdout)"""
-    text: tuple[str, ...] = ()
-    """COLUMN: the column that holds the text, where this file calls it otherwise; twice for a
-    pair"""
-    id: str | None = None
-    """COLUMN: the column that names a row of a table (default: its number, from 0)"""
-    glue: Path | None = None
-    """DIR: instead of --input: a folder of GLUE's files, whose test rows become the files of a
-    submission in --output"""
-    null_threshold: float | None = None
-    """X: for squad2: how much better no answer must score than the best one (default: as it was
-    fine-tuned with)"""
+    checkpoint: Address = setting(
+        REQUIRED, "DIR: a workdir of bert-jax finetune, or one step of it (DIR/checkpoints/STEP)"
+    )
+    input: str | None = setting(
+        None,
+        "FILE|ADDRESS: the rows to predict, in the task's format, or a text a line (a pair with"
+        " a tab between). - reads standard input; so does leaving it out where rows are piped "
+        "in",
+    )
+    output: Local | None = setting(
+        None, "PATH: a file to write, with --glue a new directory (default: stdout)"
+    )
+    text: tuple[str, ...] = setting(
+        (),
+        "COLUMN: the column that holds the text, where this file calls it otherwise; twice for "
+        "a pair",
+    )
+    id: str | None = setting(
+        None, "COLUMN: the column that names a row of a table (default: its number, from 0)"
+    )
+    glue: Path | None = setting(
+        None,
+        "DIR: instead of --input: a folder of GLUE's files, whose test rows become the files of"
+        " a submission in --output",
+    )
+    null_threshold: float | None = setting(
+        None,
+        "X: for squad2: how much better no answer must score than the best one (default: as it "
+        "was fine-tuned with)",
+    )
 
 
 def run(options: PredictOptions) -> None:

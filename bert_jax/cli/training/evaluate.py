@@ -15,29 +15,32 @@ from typing import Any
 
 from bert_jax.cli.closing import COLUMNS, figure_rows
 from bert_jax.cli.corpora import Corpora, corpora
-from bert_jax.cli.options import Address, FromCheckpoint, Positional, options
+from bert_jax.cli.options import Address, FromCheckpoint, Positional
 from bert_jax.cli.output import table, tell
+from bert_jax.config.fields import section, setting
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 from bert_jax.registry import OBJECTIVES
 
 
-@options
+@section
 class EvaluateOptions(FromCheckpoint):
-    checkpoints: Positional[tuple[Address, ...]] = ()
-    """CHECKPOINT: a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging
-    Face directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH"""
-    checkpoint: tuple[Address, ...] = ()
-    """DIR: the same, as an option"""
-    corpus: Corpora = ()
-    """DIR|NAME=DIR: a corpus made with the checkpoint's tokenizer; repeat for
-    [several](data.md#several-corpora) (default: the corpus of the run)"""
-    like: Address | None = None
-    """RUN: score on the rows of this run: a workdir, or an export of one"""
-    length: int | None = None
-    """N: tokens of a row (default: as the run's last phase)"""
-    json: bool = False
-    """print an object a checkpoint, instead of the tables"""
+    checkpoints: Positional[tuple[Address, ...]] = setting(
+        (),
+        "CHECKPOINT: a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a "
+        "Hugging Face directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH",
+    )
+    checkpoint: tuple[Address, ...] = setting((), "DIR: the same, as an option")
+    corpus: Corpora = setting(
+        (),
+        "DIR|NAME=DIR: a corpus made with the checkpoint's tokenizer; repeat for "
+        "[several](data.md#several-corpora) (default: the corpus of the run)",
+    )
+    like: Address | None = setting(
+        None, "RUN: score on the rows of this run: a workdir, or an export of one"
+    )
+    length: int | None = setting(None, "N: tokens of a row (default: as the run's last phase)")
+    json: bool = setting(False, "print an object a checkpoint, instead of the tables")
 
 
 def run(options: EvaluateOptions) -> None:

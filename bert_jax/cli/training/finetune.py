@@ -13,89 +13,97 @@ from bert_jax.cli.options import (
     Address,
     FromCheckpoint,
     TrainingOptions,
-    options,
     require_place_for_directory,
 )
 from bert_jax.cli.table_format import TableFormat
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 from bert_jax.runtime.start import Start
 
 
-@options
+@section
 class TaskRowsOptions(TableFormat):
     """The rows that are learned from, and their task."""
 
     GROUP: ClassVar = ("rows", None)
-    data: str | None = None
-    """DIR|ADDRESS: a folder of GLUE's files, `tfds:glue/NAME` or `tfds:squad/NAME`"""
-    train: str | None = None
-    """FILE|ADDRESS: the training rows of text, ner, squad, squad2 or a task of your own; for text
-    .tsv, .csv, .jsonl, .parquet or .arrow files, packed or not, here or at `hf:OWNER/NAME`,
-    gs://... or another [address](data.md#addresses), or `tfds:NAME[:SPLIT]`"""
-    dev: str | None = None
-    """FILE|ADDRESS: the rows to score on; of an address with splits, its validation split
-    (default: a tenth of --train, chosen by --seed and held out)"""
-    text: tuple[str, ...] = ()
-    """COLUMN: the column that holds the text; give it twice for a pair. For ner with --columns: the
-    column of the words"""
-    label: str = "label"
-    """COLUMN: the column that holds the label, for ner with --columns the tag"""
-    regression: bool = False
-    """for task text: the label is a number"""
-    skip_bad: bool = False
-    """for squad: leave out answers that do not stand where the file says, and count them"""
-    train_rows: int | None = None
-    """N: use the first N training rows only"""
-    length: int | None = None
-    """N: tokens of a row (default: 128; 384 for squad)"""
-    truncation: Literal["longest_first", "only_first", "only_second", "never"] = "longest_first"
-    """which text is cut where a row is too long"""
-    doc_stride: int = 128
-    """N: for squad: tokens from one window to the next"""
-    max_question_length: int = 64
-    """N: for squad: the longest question, in tokens"""
-    max_answer_length: int = 30
-    """N: for squad: the longest answer, in tokens"""
-    n_best: int = 20
-    """N: for squad: answers to choose from"""
-    null_threshold: float = 0.0
-    """X: for squad2: how much better no answer must be than the best"""
+    data: str | None = setting(
+        None, "DIR|ADDRESS: a folder of GLUE's files, `tfds:glue/NAME` or `tfds:squad/NAME`"
+    )
+    train: str | None = setting(
+        None,
+        "FILE|ADDRESS: the training rows of text, ner, squad, squad2 or a task of your own; for"
+        " text .tsv, .csv, .jsonl, .parquet or .arrow files, packed or not, here or at "
+        "`hf:OWNER/NAME`, gs://... or another [address](data.md#addresses), or "
+        "`tfds:NAME[:SPLIT]`",
+    )
+    dev: str | None = setting(
+        None,
+        "FILE|ADDRESS: the rows to score on; of an address with splits, its validation split "
+        "(default: a tenth of --train, chosen by --seed and held out)",
+    )
+    text: tuple[str, ...] = setting(
+        (),
+        "COLUMN: the column that holds the text; give it twice for a pair. For ner with "
+        "--columns: the column of the words",
+    )
+    label: str = setting(
+        "label", "COLUMN: the column that holds the label, for ner with --columns the tag"
+    )
+    regression: bool = setting(False, "for task text: the label is a number")
+    skip_bad: bool = setting(
+        False, "for squad: leave out answers that do not stand where the file says, and count them"
+    )
+    train_rows: int | None = setting(None, "N: use the first N training rows only")
+    length: int | None = setting(None, "N: tokens of a row (default: 128; 384 for squad)")
+    truncation: Literal["longest_first", "only_first", "only_second", "never"] = setting(
+        "longest_first", "which text is cut where a row is too long"
+    )
+    doc_stride: int = setting(128, "N: for squad: tokens from one window to the next")
+    max_question_length: int = setting(64, "N: for squad: the longest question, in tokens")
+    max_answer_length: int = setting(30, "N: for squad: the longest answer, in tokens")
+    n_best: int = setting(20, "N: for squad: answers to choose from")
+    null_threshold: float = setting(
+        0.0, "X: for squad2: how much better no answer must be than the best"
+    )
 
 
-@options
+@section
 class FinetuneOptions(FromCheckpoint, TaskRowsOptions, TrainingOptions):
-    workdir: Address
-    """DIR: where the run or runs live: a new directory, or that of the runs to go on with; it may
-    be [gs://BUCKET/PATH](reliability.md#a-workdir-in-a-bucket)"""
-    task: str | None = None
-    """NAME: a task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli (GLUE); text (your own
-    table; the default where --text names a column of it); ner (CoNLL columns); squad or squad2; or
-    one that an --extend file registers"""
-    json: bool = False
-    """print what results.json holds, instead of the table"""
-    epochs: float = 3.0
-    """X: passes over the training rows"""
-    batch_size: int = 32
-    """N: rows of an update, over all devices"""
-    learning_rate: float = 5e-5
-    """X: the peak of the rate, after a tenth of the steps"""
-    seed: int = 0
-    """N: decides the new head, the order of rows, dropout, and what is held out"""
-    seeds: int = 1
-    """N: how many runs, with seeds from --seed on"""
-    restarts: int = 2
-    """N: attempts with other seeds after a run has diverged"""
-    layer_decay: float = 1.0
-    """X: factor of the learning rate from each layer to the one below it; the top layer has its
-    square, as in ELECTRA"""
-    freeze_layers: int = 0
-    """N: hold the embeddings and the first N layers"""
-    overrides: Annotated[tuple[str, ...], "--set"] = ()
-    """FIELD=VALUE: change a field of the run's config, such as `model.hidden_dropout_prob=0`;
-    repeat for several. Refused are fields that only pre-training has (`data.*`, `objective`,
-    `evaluation.num_examples`), those of the checkpoint or the task (`model.*` but dropout and
-    `initializer_range`, `head.*`, `name`), and those that have an option here (`seed`,
-    `optimizer.learning_rate`, `phases`)"""
+    workdir: Address = setting(
+        REQUIRED,
+        "DIR: where the run or runs live: a new directory, or that of the runs to go on with; "
+        "it may be [gs://BUCKET/PATH](reliability.md#a-workdir-in-a-bucket)",
+    )
+    task: str | None = setting(
+        None,
+        "NAME: a task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli (GLUE); text (your "
+        "own table; the default where --text names a column of it); ner (CoNLL columns); squad "
+        "or squad2; or one that an --extend file registers",
+    )
+    json: bool = setting(False, "print what results.json holds, instead of the table")
+    epochs: float = setting(3.0, "X: passes over the training rows")
+    batch_size: int = setting(32, "N: rows of an update, over all devices")
+    learning_rate: float = setting(5e-5, "X: the peak of the rate, after a tenth of the steps")
+    seed: int = setting(
+        0, "N: decides the new head, the order of rows, dropout, and what is held out"
+    )
+    seeds: int = setting(1, "N: how many runs, with seeds from --seed on")
+    restarts: int = setting(2, "N: attempts with other seeds after a run has diverged")
+    layer_decay: float = setting(
+        1.0,
+        "X: factor of the learning rate from each layer to the one below it; the top layer has "
+        "its square, as in ELECTRA",
+    )
+    freeze_layers: int = setting(0, "N: hold the embeddings and the first N layers")
+    overrides: Annotated[tuple[str, ...], "--set"] = setting(
+        (),
+        "FIELD=VALUE: change a field of the run's config, such as "
+        "`model.hidden_dropout_prob=0`; repeat for several. Refused are fields that only "
+        "pre-training has (`data.*`, `objective`, `evaluation.num_examples`), those of the "
+        "checkpoint or the task (`model.*` but dropout and `initializer_range`, `head.*`, "
+        "`name`), and those that have an option here (`seed`, `optimizer.learning_rate`, "
+        "`phases`)",
+    )
 
 
 def run(options: FinetuneOptions) -> None:

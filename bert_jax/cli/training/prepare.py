@@ -22,25 +22,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import Address, Positional, Verb, options
+from bert_jax.cli.options import Address, Positional, Verb
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.data.corpus.options import CorpusOptions
 from bert_jax.errors import UsageError
 
 INTERRUPTED = "the same command resumes with the parts that are encoded"
 
 
-@options
+@section
 class PrepareOptions(CorpusOptions, Verb):
-    output: Address
-    """DIR: the corpus directory to write, to resume, or to find finished; with --runner it may be
-    at an address"""
-    workers: int | None = None
-    """N: processes (default: one per core)"""
-    runner: str | None = None
-    """NAME: run on many machines: a [runner of Apache Beam](cluster.md), such as DataflowRunner,
-    FlinkRunner, PortableRunner or DirectRunner (default: run on this machine)"""
-    runner_options: Positional[tuple[str, ...]] = ()
-    """OPTIONS: options of the runner, after --"""
+    output: Address = setting(
+        REQUIRED,
+        "DIR: the corpus directory to write, to resume, or to find finished; with --runner it "
+        "may be at an address",
+    )
+    workers: int | None = setting(None, "N: processes (default: one per core)")
+    runner: str | None = setting(
+        None,
+        "NAME: run on many machines: a [runner of Apache Beam](cluster.md), such as "
+        "DataflowRunner, FlinkRunner, PortableRunner or DirectRunner (default: run on this "
+        "machine)",
+    )
+    runner_options: Positional[tuple[str, ...]] = setting(
+        (), "OPTIONS: options of the runner, after --"
+    )
 
 
 def run(options: PrepareOptions) -> None:

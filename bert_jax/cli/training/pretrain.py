@@ -16,45 +16,59 @@ from bert_jax.cli.options import (
     Address,
     TrainingOptions,
     WithConfig,
-    options,
     require_place_for_directory,
 )
 from bert_jax.cli.output import table
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 from bert_jax.runtime.start import Start
 
 
-@options
+@section
 class PretrainOptions(WithConfig, TrainingOptions):
-    corpus: Corpora
-    """DIR|NAME=DIR: a directory of bert-jax prepare; repeat for [several, which are trained on
-    together](data.md#several-corpora)"""
-    workdir: Address
-    """DIR: where the run lives: a new directory, or that of the run to go on with; it may be
-    [gs://BUCKET/PATH](reliability.md#a-workdir-in-a-bucket)"""
-    init_from: Address | None = None
-    """CHECKPOINT: start a new run from the parameters of this checkpoint: a workdir, one step of
-    it, a Hugging Face directory or a TF1 checkpoint. The run takes over its model and heads, and
-    takes data, phases, optimiser, dropout and [more positions](lineage.md#positions-and-blocks)
-    from CONFIG. Its tokenizer must be the corpus's: make that with `bert-jax prepare --tokenizer
-    CHECKPOINT`"""
-    allow_missing_heads: bool = False
-    """begin a head of --init-from afresh where it is not whole"""
-    ignore_unexpected: tuple[str, ...] = ()
-    """PATTERN: for an --init-from of another system: leave out the extra tensors of these names,
-    such as `'cls.extra.*'`; repeat for several"""
-    allow_change: tuple[str, ...] = ()
-    """FIELD: go on although this field (such as `optimizer.learning_rate` or corpus), or this
-    section (such as phases), differs from the workdir's; repeat for several"""
-    expect: tuple[Address, ...] = ()
-    """DIR: a finished run that this one should resemble, or the workdir of a study of such runs: a
-    warning says [where the losses leave theirs](reproducing.md#is-my-curve-healthy); repeat for
-    several. For shipped configs on the embedded corpus (docs:) the curves are known without it"""
-    json: bool = False
-    """print the closing figures as JSON, instead of the table"""
-    profile_steps: str | None = None
-    """A:B: trace steps A to B into WORKDIR/profile, for TensorBoard or Perfetto"""
+    corpus: Corpora = setting(
+        REQUIRED,
+        "DIR|NAME=DIR: a directory of bert-jax prepare; repeat for [several, which are trained "
+        "on together](data.md#several-corpora)",
+    )
+    workdir: Address = setting(
+        REQUIRED,
+        "DIR: where the run lives: a new directory, or that of the run to go on with; it may be"
+        " [gs://BUCKET/PATH](reliability.md#a-workdir-in-a-bucket)",
+    )
+    init_from: Address | None = setting(
+        None,
+        "CHECKPOINT: start a new run from the parameters of this checkpoint: a workdir, one "
+        "step of it, a Hugging Face directory or a TF1 checkpoint. The run takes over its model"
+        " and heads, and takes data, phases, optimiser, dropout and [more "
+        "positions](lineage.md#positions-and-blocks) from CONFIG. Its tokenizer must be the "
+        "corpus's: make that with `bert-jax prepare --tokenizer CHECKPOINT`",
+    )
+    allow_missing_heads: bool = setting(
+        False, "begin a head of --init-from afresh where it is not whole"
+    )
+    ignore_unexpected: tuple[str, ...] = setting(
+        (),
+        "PATTERN: for an --init-from of another system: leave out the extra tensors of these "
+        "names, such as `'cls.extra.*'`; repeat for several",
+    )
+    allow_change: tuple[str, ...] = setting(
+        (),
+        "FIELD: go on although this field (such as `optimizer.learning_rate` or corpus), or "
+        "this section (such as phases), differs from the workdir's; repeat for several",
+    )
+    expect: tuple[Address, ...] = setting(
+        (),
+        "DIR: a finished run that this one should resemble, or the workdir of a study of such "
+        "runs: a warning says [where the losses leave "
+        "theirs](reproducing.md#is-my-curve-healthy); repeat for several. For shipped configs "
+        "on the embedded corpus (docs:) the curves are known without it",
+    )
+    json: bool = setting(False, "print the closing figures as JSON, instead of the table")
+    profile_steps: str | None = setting(
+        None, "A:B: trace steps A to B into WORKDIR/profile, for TensorBoard or Perfetto"
+    )
 
 
 def run(options: PretrainOptions) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 # Packages that the stages import; those of the first list decide the bytes of a corpus.
 _DECISIVE = ("tokenizers", "sentencex", "sentencepiece")
-_OTHERS = ("numpy", "fsspec", "filelock", "huggingface-hub", "protobuf")
+_OTHERS = ("numpy", "fsspec", "filelock", "huggingface-hub", "msgspec", "protobuf")
 _EXTRAS = ("crawl", "formats")
 _EPOCH = (2020, 1, 1, 0, 0, 0)
 

@@ -4,10 +4,10 @@ import dataclasses
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.data.language import codes
 from bert_jax.data.sources.stream import HELD_OUT, SourceOptions, require_encoding, require_layout
 from bert_jax.errors import UsageError, some
@@ -19,70 +19,102 @@ VOCAB_SIZE = 30522  # BERT's
 _ACCENTS = {"auto": None, "yes": True, "no": False}
 
 
-@dataclass(frozen=True, kw_only=True)
+@section
 class CorpusOptions:
     """The choices that decide the content of a corpus, each with its help text."""
 
-    source: tuple[str, ...]
-    """SRC: a file, folder or glob of .txt (see --document and --paragraph), .jsonl, .csv, .tsv,
-    .parquet or .arrow (see --text-field), .warc or .wet, .fasta, .fa, .faa or .fna, also as .gz,
-    .bz2, .xz or .zst; the same at an address, such as gs://, s3:// or https://
-    ([addresses](data.md#addresses)); hf:NAME is a data set of the hub; - is text
-    on standard input, stdin:.jsonl another kind there; `tfds:NAME[/CONFIG][:SPLIT]`; or docs: (the
-    Python documentation found on this machine) ([sources](data.md#sources)). Repeat for several"""
-    text_field: str = SourceOptions.text_field
-    """NAME: the field or column of a record that holds its text; of several, as
-    text,content,doc.text, the first that a record has; a dot selects a field of an object or struct
-    ([fields](data.md#fields))"""
-    document: Literal["blank", "line", "file"] = "blank"
-    """a document of plain text ends at a blank line, with each line, or with the file
-    ([layouts](data.md#layouts))"""
-    paragraph: Literal["line", "blank"] = "line"
-    """a paragraph is a line, or the lines between two blank lines, joined: for wrapped text"""
-    encoding: str | None = None
-    """NAME: encoding of text without a byte order mark, such as cp1252 (default: UTF-8)"""
-    quoting: Literal["double", "none"] | None = None
-    """cells of tables that hold a delimiter are in double quotes, or quotes are ordinary characters
-    (default: none for .tsv files, double for .csv files)"""
-    skip_bad: bool = False
-    """leave out the records, and the files, that cannot be read, and report how many (default:
-    stop, and list all files)"""
-    skip_bad_limit: float = 0.01
-    """X: largest share of records that --skip-bad leaves out"""
-    tokenizer: str = "wordpiece"
-    """KIND|PATH: train 'wordpiece', 'sentencepiece', 'bpe' (byte-level, as RoBERTa's) or
-    'characters' ([one token per character](characters.md): DNA, proteins, SMILES), or load a
-    vocab.txt, tokenizer.json, vocab.json with merges.txt, .model file or tokenizer directory"""
-    vocab_size: int | None = None
-    """N: tokens to train, or the most characters (default: 30522)"""
-    lowercase: bool | None = None
-    """lower-case the text (default: yes when training wordpiece or sentencepiece, no for bpe and
-    characters; as the vocabulary is when loading)"""
-    strip_accents: Literal["auto", "yes", "no"] = "auto"
-    """strip accents and other [marks](data.md#marks) from letters; auto strips them when training
-    wordpiece that lower-cases, unless more than 1 % of the words would lose one; a vocabulary that
-    is loaded keeps its setting"""
-    language: str | None = None
-    """CODE: the language whose rules [split sentences](data.md#sentences), such as de or ja
-    (default: en, with a note where the text looks like another language)"""
-    validation_fraction: float = 0.01
-    """X: share of documents held out"""
-    validation_source: tuple[str, ...] = ()
-    """SRC: hold out the text of this source, as --source, and draw nothing; documents that it
-    shares with the training text are dropped there
-    ([validation sources](data.md#validation-sources)). Repeat for several"""
-    known: tuple[str, ...] = ()
-    """CORPUS: leave out documents that this corpus has, in either split
-    ([more text](data.md#more-text-for-a-corpus)). Repeat for several"""
-    near_duplicates: float | None = None
-    """X: also drop a document that shares this fraction of its runs of five words with an earlier
-    one, such as 0.8 ([near duplicates](data.md#near-duplicates)) (default: only equal documents are
-    dropped)"""
-    decontaminate: tuple[str, ...] = ()
-    """SRC: drop documents that have 13 words in a row of this test set, read as --source, each line
-    of plain text a record ([test sets](data.md#test-sets-in-the-text)). Repeat for several"""
-    seed: int = 0
-    """N: seed of the split and of the sample that the tokenizer is trained on"""
+    source: tuple[str, ...] = setting(
+        REQUIRED,
+        "SRC: a file, folder or glob of .txt (see --document and --paragraph), .jsonl, .csv, "
+        ".tsv, .parquet or .arrow (see --text-field), .warc or .wet, .fasta, .fa, .faa or .fna,"
+        " also as .gz, .bz2, .xz or .zst; the same at an address, such as gs://, s3:// or "
+        "https:// ([addresses](data.md#addresses)); hf:NAME is a data set of the hub; - is text"
+        " on standard input, stdin:.jsonl another kind there; `tfds:NAME[/CONFIG][:SPLIT]`; or "
+        "docs: (the Python documentation found on this machine) ([sources](data.md#sources)). "
+        "Repeat for several",
+    )
+    text_field: str = setting(
+        SourceOptions.text_field,
+        "NAME: the field or column of a record that holds its text; of several, as "
+        "text,content,doc.text, the first that a record has; a dot selects a field of an object"
+        " or struct ([fields](data.md#fields))",
+    )
+    document: Literal["blank", "line", "file"] = setting(
+        "blank",
+        "a document of plain text ends at a blank line, with each line, or with the file "
+        "([layouts](data.md#layouts))",
+    )
+    paragraph: Literal["line", "blank"] = setting(
+        "line",
+        "a paragraph is a line, or the lines between two blank lines, joined: for wrapped text",
+    )
+    encoding: str | None = setting(
+        None, "NAME: encoding of text without a byte order mark, such as cp1252 (default: UTF-8)"
+    )
+    quoting: Literal["double", "none"] | None = setting(
+        None,
+        "cells of tables that hold a delimiter are in double quotes, or quotes are ordinary "
+        "characters (default: none for .tsv files, double for .csv files)",
+    )
+    skip_bad: bool = setting(
+        False,
+        "leave out the records, and the files, that cannot be read, and report how many "
+        "(default: stop, and list all files)",
+    )
+    skip_bad_limit: float = setting(0.01, "X: largest share of records that --skip-bad leaves out")
+    tokenizer: str = setting(
+        "wordpiece",
+        "KIND|PATH: train 'wordpiece', 'sentencepiece', 'bpe' (byte-level, as RoBERTa's) or "
+        "'characters' ([one token per character](characters.md): DNA, proteins, SMILES), or "
+        "load a vocab.txt, tokenizer.json, vocab.json with merges.txt, .model file or tokenizer"
+        " directory",
+    )
+    vocab_size: int | None = setting(
+        None, "N: tokens to train, or the most characters (default: 30522)"
+    )
+    lowercase: bool | None = setting(
+        None,
+        "lower-case the text (default: yes when training wordpiece or sentencepiece, no for bpe"
+        " and characters; as the vocabulary is when loading)",
+    )
+    strip_accents: Literal["auto", "yes", "no"] = setting(
+        "auto",
+        "strip accents and other [marks](data.md#marks) from letters; auto strips them when "
+        "training wordpiece that lower-cases, unless more than 1 % of the words would lose one;"
+        " a vocabulary that is loaded keeps its setting",
+    )
+    language: str | None = setting(
+        None,
+        "CODE: the language whose rules [split sentences](data.md#sentences), such as de or ja "
+        "(default: en, with a note where the text looks like another language)",
+    )
+    validation_fraction: float = setting(0.01, "X: share of documents held out")
+    validation_source: tuple[str, ...] = setting(
+        (),
+        "SRC: hold out the text of this source, as --source, and draw nothing; documents that "
+        "it shares with the training text are dropped there ([validation "
+        "sources](data.md#validation-sources)). Repeat for several",
+    )
+    known: tuple[str, ...] = setting(
+        (),
+        "CORPUS: leave out documents that this corpus has, in either split ([more "
+        "text](data.md#more-text-for-a-corpus)). Repeat for several",
+    )
+    near_duplicates: float | None = setting(
+        None,
+        "X: also drop a document that shares this fraction of its runs of five words with an "
+        "earlier one, such as 0.8 ([near duplicates](data.md#near-duplicates)) (default: only "
+        "equal documents are dropped)",
+    )
+    decontaminate: tuple[str, ...] = setting(
+        (),
+        "SRC: drop documents that have 13 words in a row of this test set, read as --source, "
+        "each line of plain text a record ([test sets](data.md#test-sets-in-the-text)). Repeat "
+        "for several",
+    )
+    seed: int = setting(
+        0, "N: seed of the split and of the sample that the tokenizer is trained on"
+    )
 
     def __post_init__(self) -> None:
         """Raises UsageError for options that are wrong or do not go together."""

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from bert_jax.config import DataConfig, PhaseConfig
-from bert_jax.config.entries import entry_of
 from bert_jax.config.source_shares import shares
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.pieces import BLOCKS, Blocks
@@ -29,6 +28,7 @@ from bert_jax.data.pretraining.mixture import Mixture
 from bert_jax.data.pretraining.stream import Key, Stream, Taken
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
+from bert_jax.registry import ROWS
 
 
 class Collator(Protocol):
@@ -242,7 +242,7 @@ class EvaluationSet:
         """
         _check_sizes(split, options, sequence_length, max_predictions)
         key = counter_rng.derive(seed, Key.EVALUATION)
-        plan = entry_of(options, "rows").plan(
+        plan = ROWS[options.rows].plan(
             split,
             options=options,
             sequence_length=sequence_length,
@@ -284,7 +284,7 @@ class EvaluationSet:
 def _batch(
     split: Split, plan: Any, *, collator: Collator, sequence_length: int, draw: Draw
 ) -> Batch:
-    rows = entry_of(draw.options, "rows").read(
+    rows = ROWS[draw.options.rows].read(
         split, plan, vocabulary=draw.vocabulary, sequence_length=sequence_length
     )
     return collator.collate(rows, draw)
@@ -293,7 +293,7 @@ def _batch(
 def _check_sizes(
     split: Split, options: DataConfig, sequence_length: int, max_predictions: int
 ) -> None:
-    kind = entry_of(options, "rows")
+    kind = ROWS[options.rows]
     kind.check(split, sequence_length=sequence_length)
     tokens = sequence_length - kind.num_special
     if not 1 <= max_predictions <= tokens:

@@ -173,7 +173,6 @@ class SentencePairs(SpanRows):
     """The entry of `registry.ROWS`: `[CLS] a [SEP] b [SEP]`, where b follows a or does not."""
 
     num_special = 3
-    reads = ("short_seq_prob", "random_next_prob")
 
     def check(self, split: Split, *, sequence_length: int) -> None:
         """Raises `UsageError` if the split or the length allow no pairs."""

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from bert_jax.config import DataConfig, PhaseConfig
-from bert_jax.config.entries import entry_of
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.pieces import Blocks, Pieces
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.epochs import EpochCache, FirstEpoch
 from bert_jax.data.pretraining.spans import ranges
+from bert_jax.registry import ROWS
 
 # An epoch's plan is begun this far before the epoch itself. A unit of an epoch is small, and is
 # begun at once.
@@ -199,7 +199,7 @@ class Stream:
         return plans[0] if size == 1 else type(plans[0]).join(plans)
 
     def _plan_of(self, piece: int, key: int) -> Any:
-        return entry_of(self._options, "rows").plan(
+        return ROWS[self._options.rows].plan(
             self._pieces[piece],
             options=self._options,
             sequence_length=self._phase.sequence_length,

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from bert_jax.config import ModelConfig
+from bert_jax.config.model import SelfAttentionOptions
 from bert_jax.model.layer_spec import LayerSpec, layer_specs
 from bert_jax.registry import POSITIONS, SCORES
 
@@ -52,8 +53,9 @@ class Need:
 
 def adds_to_scores(model: ModelConfig) -> bool:
     """Returns whether something is added to the products of queries and keys."""
-    kind, score = POSITIONS[model.position_embedding_type], SCORES[model.attention_score]
-    return kind.adds_to_scores() or score.is_added
+    kind, mixer = POSITIONS[model.position_embedding_type], model.mixer
+    is_added = isinstance(mixer, SelfAttentionOptions) and SCORES[mixer.score].is_added
+    return kind.adds_to_scores() or is_added
 
 
 def needs(model: ModelConfig, *, length: int, **known: str) -> dict[str, Need]:
@@ -61,7 +63,7 @@ def needs(model: ModelConfig, *, length: int, **known: str) -> dict[str, Need]:
     ones, which have a window, and the "last" one, which computes only what is read. A model whose
     mixer is not attention has none. `known` is what is known of `device_kind` and `dtype`.
     """
-    if model.mixer != "attention":
+    if model.mixer.kind != "attention":
         return {}
     found: dict[str, Need] = {}
     for layer in layer_specs(model):

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.config import ModelConfig
-from bert_jax.config.entries import entry, options_of
-from bert_jax.config.fields import SHAPE, setting
+from bert_jax.config import Mixing, ModelConfig
+from bert_jax.config.fields import Count, section, setting
 from bert_jax.model.layer_spec import LayerSpec
 from bert_jax.model.layers import Linear, gather_positions
 from bert_jax.model.mask import Mask
@@ -21,11 +20,13 @@ from bert_jax.model.mixers.mixer import Kept, Mixer
 from bert_jax.model.roles import ROWS
 
 
-@entry
-class _Options:
+@section
+class ConvolutionOptions(Mixing, kind="convolution"):
+    """The options of a convolution."""
+
     # ConvBERT's field of transformers.
-    conv_kernel_size: int = setting(
-        3, SHAPE, "Tokens that the convolution sees, itself in the middle: odd.", least=1
+    conv_kernel_size: Count = setting(
+        3, "Tokens that the convolution sees, with its own in the middle: odd."
     )
 
 
@@ -35,20 +36,22 @@ class Convolution(Mixer):
     (`torch.nn.Conv1d` with padding).
     """
 
-    Options = _Options
     # The kernel is a matrix of all inputs of all places, and the tensor axis cuts these.
     roles = MappingProxyType({"convolution.kernel": ROWS})
 
     def problems(self, model: ModelConfig) -> Iterator[tuple[str, str]]:
         yield from super().problems(model)
-        size = options_of(model, self).conv_kernel_size
+        size = _size(model)
         if size % 2 == 0:
-            yield "conv_kernel_size", f"is {size}; choose an odd number, with the token in between"
+            yield (
+                "mixer.conv_kernel_size",
+                f"is {size}; choose an odd number, with the token in between",
+            )
 
     def build(
         self, config: ModelConfig, layer: LayerSpec, *, rngs: nnx.Rngs
     ) -> dict[str, nnx.Module]:
-        width, size = config.hidden_size, options_of(config, self).conv_kernel_size
+        width, size = config.hidden_size, _size(config)
         options = {"has_bias": config.linear_bias, "stddev": config.output_init}
         return {"convolution": Linear(size * width, width, config=config, rngs=rngs, **options)}
 
@@ -62,7 +65,7 @@ class Convolution(Mixer):
         read_BR: jax.Array | None,
         **rest: Any,
     ) -> jax.Array:
-        side = options_of(block.config, self).conv_kernel_size // 2
+        side = _size(block.config) // 2
         near = [
             jnp.where(mask.has_neighbour(ahead)[..., None], jnp.roll(x_BLD, -ahead, axis=1), 0)
             for ahead in range(-side, side + 1)
@@ -73,10 +76,15 @@ class Convolution(Mixer):
         )
 
     def flops(self, model: ModelConfig, layer: LayerSpec, *, length: int, queries: int) -> int:
-        return 2 * queries * options_of(model, self).conv_kernel_size * model.hidden_size**2
+        return 2 * queries * _size(model) * model.hidden_size**2
 
     def kept(self, model: ModelConfig, *, length: int) -> Kept:
-        return Kept(width=options_of(model, self).conv_kernel_size)
+        return Kept(width=_size(model))
+
+
+def _size(model: ModelConfig) -> int:
+    assert isinstance(model.mixer, ConvolutionOptions)
+    return model.mixer.conv_kernel_size
 
 
 CONVOLUTION = Convolution()

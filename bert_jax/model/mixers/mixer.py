@@ -46,13 +46,13 @@ class Mixer:
         if POSITIONS[kind].is_in_attention():
             yield (
                 "position_embedding_type",
-                f"is {kind}, which works in attention, and mixer {model.mixer} is none; choose "
-                "learned, sinusoidal or none",
+                f"is {kind}, which works in attention only, and the mixer is {model.mixer.kind}; "
+                "choose learned, sinusoidal or none",
             )
         if model.attention_window:
             yield (
                 "attention_window",
-                f"is {model.attention_window}, which mixer {model.mixer} does not read",
+                f"is {model.attention_window}, which mixer {model.mixer.kind} does not read",
             )
 
     def build(

@@ -43,8 +43,8 @@ class Score(nnx.Module):
         if cls.is_added and POSITIONS[kind].multiplies():
             yield (
                 "position_embedding_type",
-                f"is {kind}, which works on the product of queries and keys, and attention_score "
-                f"{model.attention_score} has none; choose learned, sinusoidal, alibi, t5 or none",
+                f"is {kind}, which works on the product of queries and keys, which this "
+                "mixer.score is not; choose learned, sinusoidal, alibi, t5 or none",
             )
 
     def __call__(

@@ -12,6 +12,7 @@ import jax
 from flax import nnx
 
 from bert_jax.config import ModelConfig
+from bert_jax.config.model import SelfAttentionOptions
 from bert_jax.model.attention.heads import join_heads, repeat_heads, split_heads
 from bert_jax.model.attention.local import keys_seen
 from bert_jax.model.attention.need import Need
@@ -20,6 +21,7 @@ from bert_jax.model.layer_spec import LayerSpec
 from bert_jax.model.layers import Linear
 from bert_jax.model.mask import Mask
 from bert_jax.model.mixers.mixer import Kept, Mixer
+from bert_jax.model.mixers.scores import Score
 from bert_jax.model.positions import Position
 from bert_jax.model.roles import COLUMNS, CUT_BIAS, ROWS
 from bert_jax.registry import POSITIONS, SCORES
@@ -28,7 +30,6 @@ from bert_jax.registry import POSITIONS, SCORES
 class SelfAttention(Mixer):
     """Self-attention with several heads (Vaswani et al. 2017)."""
 
-    reads = ("attention_score",)
     # Cut by heads, as in Megatron-LM (Shoeybi et al. 2019, section 3).
     roles = MappingProxyType(
         {
@@ -43,13 +44,13 @@ class SelfAttention(Mixer):
 
     def problems(self, model: ModelConfig) -> Iterator[tuple[str, str]]:
         yield from POSITIONS[model.position_embedding_type].problems(model)
-        yield from SCORES[model.attention_score].problems(model)
+        yield from _score(model).problems(model)
 
     def build(
         self, config: ModelConfig, layer: LayerSpec, *, rngs: nnx.Rngs
     ) -> dict[str, nnx.Module]:
         width, kind = config.hidden_size, POSITIONS[config.position_embedding_type]
-        score = SCORES[config.attention_score]
+        score = _score(config)
         linear = partial(Linear, width, config=config, rngs=rngs, has_bias=config.linear_bias)
         # Where neither position nor score says otherwise, a key's bias adds the same to all scores
         # of a query, which softmax does not see: its gradient is zero, and what could be computed
@@ -108,20 +109,28 @@ class SelfAttention(Mixer):
         d, keys = model.hidden_size, _keys(model, layer, length, queries)
         keys_and_values = 2 * length * 2 * d * model.key_value_size
         attention = 2 * queries * (2 * d * d + keys * d)
-        score, kind = SCORES[model.attention_score], POSITIONS[model.position_embedding_type]
+        score, kind = _score(model), POSITIONS[model.position_embedding_type]
         scores = score.flops(model, length=length, queries=queries, keys=keys)
         scores += kind.flops(model, length=length, queries=queries)
         return keys_and_values + attention + scores
 
     def kept(self, model: ModelConfig, *, length: int) -> Kept:
         kind = POSITIONS[model.position_embedding_type]
-        more = SCORES[model.attention_score].kept
+        more = _score(model).kept
         # Queries, keys, values and what goes into the output's map.
         return Kept(
             width=4 + more.width,
             scores=1 + more.scores,
             distances=kind.kept_distances(model, length=length),
         )
+
+
+def _score(model: ModelConfig) -> type[Score]:
+    """Returns the class of the score of a model. A custom kind may have no such option."""
+    options = model.mixer
+    if not isinstance(options, SelfAttentionOptions):
+        options = SelfAttentionOptions()
+    return SCORES[options.score]
 
 
 def _keys(model: ModelConfig, layer: LayerSpec, length: int, queries: int) -> int:

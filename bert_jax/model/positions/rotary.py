@@ -21,7 +21,6 @@ class Rotary(Position):
     """
 
     is_per_block = True
-    reads = ("rope_theta", "local_rope_theta")
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         """`config.rope_theta` is that of the block."""

@@ -17,13 +17,18 @@ def test_each_field_and_each_chosen_option_says_what_it_is(capsys):
     assert {name: f["value"] for name, f in found.items()} == flatten(config)
     momentum = found["optimizer.momentum"]
     assert (momentum["value"], momentum["default"]) == (0.9, 0.95)
-    assert momentum["allowed"] == "at least 0, below 1" and momentum["on_resume"] == "flag"
+    assert (
+        momentum["allowed"] == "at least 0, below 1" and momentum["on_resume"] == "--allow-change"
+    )
     assert "one of auto, local" in found["compute.attention"]["allowed"]
     assert not any("](" in f["meaning"] for f in found.values()), "a link is of no use here"
 
     assert main(["show", "fields", "bert_base"]) == 0
     text = capsys.readouterr().out
-    assert "seed = 0  (on resume: refused; at most 4294967295)\n    Decides initial weights" in text
+    assert (
+        "seed = 0  (on resume: --allow-change; at most 4294967295)\n    Decides initial weights"
+        in text
+    )
 
 
 def test_the_shipped_configs_are_listed_with_a_line_each(capsys):
@@ -35,7 +40,7 @@ def test_the_shipped_configs_are_listed_with_a_line_each(capsys):
     out = capsys.readouterr().out
     assert "bert_base_64core      BERT-Base on 64 TPU v3 cores" in out
     with pytest.raises(SystemExit, match="2"):
-        main(["models"])
+        main(["configs"])
     assert "did you mean 'show configs'?" in capsys.readouterr().err
 
 

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from bert_jax import config_checks, config_loader
-from bert_jax.config import ComputeConfig, ModelConfig, OptimizerConfig, PhaseConfig, TrainConfig
+from bert_jax.config import (
+    ComputeConfig,
+    Mixing,
+    ModelConfig,
+    OptimizerConfig,
+    PhaseConfig,
+    TrainConfig,
+)
 from bert_jax.errors import UsageError
 from bert_jax.model import bert
 from bert_jax.model.attention import chunked
@@ -158,7 +165,7 @@ def test_what_serves_each_kind_of_layer(kind):
     # A name is what serves whole rows; plain serves all.
     assert layers(_MODERN, 8192, "fused") == {"global": "fused", "local": "local", "last": "fused"}
     assert {*layers(_MODERN, 8192, "plain").values()} == {"plain"}
-    assert layers(dataclasses.replace(_MODERN, mixer="gru"), 128) == {}
+    assert layers(dataclasses.replace(_MODERN, mixer=Mixing.of_kind("gru")()), 128) == {}
 
 
 def test_a_function_of_ones_own_serves_everything(monkeypatch):

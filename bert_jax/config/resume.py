@@ -1,0 +1,108 @@
+"""Compares the config of a run with the config it is resumed with, option by option.
+
+An option that is declared `free` may differ. Any other option needs permission (`allow_change`).
+The options that the saved arrays depend on cannot change.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bert_jax.config import TrainConfig, flatten
+from bert_jax.config.conversion import nearest
+from bert_jax.config.fields import is_free
+from bert_jax.config.model import TRAINING_FIELDS
+from bert_jax.errors import ResumeRefused, UsageError
+
+# The name of a difference, the old value and the new value.
+Change = tuple[str, Any, Any]
+_ABSENT = "absent"
+# The saved arrays depend on these, other than on the options of training the model.
+_SAVED = ("model", "head", "objective", "optimizer.kind")
+_TRAINING = [f"model.{name}" for name in TRAINING_FIELDS]
+
+
+def is_saved(path: str) -> bool:
+    """Returns whether the saved arrays depend on an option, so that it cannot change."""
+    return is_within(path, _SAVED) and not is_within(path, _TRAINING)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """Returns the items in which two flat mappings differ, sorted by name."""
+    return [
+        (name, old.get(name, _ABSENT), new.get(name, _ABSENT))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name, _ABSENT) != new.get(name, _ABSENT)
+    ]
+
+
+def allowed_changes(
+    old: TrainConfig,
+    new: TrainConfig,
+    *,
+    others: Sequence[Change] = (),
+    allowed: Sequence[str] = (),
+    name: str,
+    has_allow_change: bool = True,
+) -> list[Change]:
+    """Returns the differences, other than free ones, between the config of a run and a new config.
+
+    `others` are differences in the inputs: `corpus`, which may change with permission, and others
+    that may not. `allowed` names options, or sections of them such as `phases` or `optimizer`.
+    `name` is the workdir of the run, and `has_allow_change` is whether the caller has the option
+    `allow_change`, for the message.
+    Raises ResumeRefused for each difference without permission, and UsageError for a name in
+    `allowed` that needs no permission.
+    """
+    flat = flatten(old), flatten(new)
+    known = {path for path in (*flat[0], *flat[1]) if not is_free(path, new, old)} | {"corpus"}
+    known |= {path for path, _, _ in others}
+    for path in allowed:
+        if not any(is_within(each, [path]) for each in known):
+            free = any(is_within(each, [path]) for each in (*flat[0], *flat[1]))
+            hint = f": no such option.{nearest(path, known)}"
+            raise UsageError(f"`allow_change` {path}{' may change without it' if free else hint}")
+    changes = [each for each in differences(*flat) if not is_free(each[0], new, old)] + [*others]
+    refused = [change for change in changes if not is_within(change[0], allowed)]
+    refused += [c for c in changes if c not in refused and _is_fixed(c[0], others)]
+    if refused:
+        listed = "; ".join(f"{path}: {_short(a)} -> {_short(b)}" for path, a, b in refused)
+        remedy = "Use the same config and data to resume it, or another `workdir`"
+        fixed = [path for path, _, _ in refused if _is_fixed(path, others)]
+        if fixed:
+            remedy = f"{', '.join(fixed)} cannot change in a run. {remedy}"
+        if has_allow_change and not fixed:
+            flags = " ".join(f"`allow_change` {path}" for path in _grouped(refused))
+            remedy += f", or permit the change: {flags}"
+        if has_allow_change and not any(path.startswith(("model.", "tokenizer")) for path in fixed):
+            remedy += f"; `init_from` {name} starts a new run from its parameters"
+        if "tokenizer" in fixed:
+            remedy += f"; prepare with `tokenizer` {name}/tokenizer makes a corpus for its model"
+        raise ResumeRefused(f"workdir {name} holds a run that differs: {listed}. {remedy}.")
+    return changes
+
+
+def is_within(path: str, sections: Sequence[str]) -> bool:
+    """Returns whether a path is one of `sections`, or in one: `phases`, `phases.0`, `phases.*`."""
+    names = (name.rstrip("*").rstrip(".") for name in sections)
+    return any(f"{path}.".startswith(f"{name}.") for name in names)
+
+
+def _is_fixed(path: str, others: Sequence[Change]) -> bool:
+    """Returns whether no permission is possible: for saved options, and for inputs but a corpus."""
+    is_input = any(path == other for other, _, _ in others)
+    return is_saved(path) or (is_input and path.partition(".")[0] != "corpus")
+
+
+def _short(value: Any) -> str:
+    """Returns a value for a message, and only the first digits of a digest."""
+    is_digest = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)
+    return repr(value[:12] if is_digest else value)
+
+
+def _grouped(changes: Sequence[Change]) -> list[str]:
+    """Returns the paths of changes, and `phases` for more than two fields of phases."""
+    paths = [path for path, _, _ in changes]
+    many = sum(path.startswith("phases.") for path in paths) > 2
+    grouped = ["phases" if many and path.startswith("phases.") else path for path in paths]
+    return list(dict.fromkeys(grouped))
