@@ -253,7 +253,7 @@ def _note_seen(source: load.LoadedCheckpoint, corpus: Corpus, *, is_named: bool)
         note(
             f"warning: the text of {each} is not that any more which {name} was trained on "
             f"(fingerprint {corpus.fingerprint[:12]}, and not {was[:12]}): it may hold out what "
-            "was trained on, unless it was only appended to"
+            "was trained on"
         )
         return
     with contextlib.suppress(BertJaxError):  # it may be on another machine
