@@ -62,10 +62,12 @@ def test_the_lock_pins_by_hash_what_belongs_together():
     assert "tensorflow-cpu" in pins and "hatchling" in pins
     assert not {"tensorflow", "tensorflow-tpu", "bert-jax"} & pins.keys()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for extra in ("tpu", "gcs", "wandb"):
-        wanted = project["optional-dependencies"][extra]
+    extras = project["optional-dependencies"]
+    for extra, wanted in {"": project["dependencies"], **extras}.items():
+        if extra not in ("", "tpu", "gcs", "wandb"):
+            continue
         names = {re.split(r"[^\w-]", requirement)[0] for requirement in wanted}
-        assert names - {"bert-jax"} <= pins.keys(), extra
+        assert names - {"bert-jax", "tensorflow"} <= pins.keys(), extra
     packages = re.split(r"\n(?=[a-z])", text)[1:]
     assert len(packages) == len(pins)
     assert all("--hash=sha256:" in package for package in packages)
