@@ -307,7 +307,7 @@ def _look(workdir: Path | str, *, mesh: Mesh) -> tuple[int, bool]:
         if is_begun:
             # The user may have removed earlier attempts, to free space.
             attempts = int(run_directory.stored_at(place).get(ATTEMPT, attempts))
-        elif attempts:
+        elif attempts and f"{run_directory.CONFIG}.new" not in names:  # of an interrupted start
             _set_aside(workdir, attempts)
         return 2 * attempts + is_begun
 

@@ -473,7 +473,8 @@ def test_a_restart_that_was_interrupted(tmp_path, encoder, glue, monkeypatch):
     monkeypatch.setattr(task_finetune, "_has_diverged", lambda *_: True)
     monkeypatch.setattr(location.shutil, "move", moving)
     monkeypatch.setattr(run_directory, "write_config", writing)
-    assert main(command) != 0 and (home / "aside-1").is_dir()
+    assert main(command) != 0 and (home / "checkpoints").is_dir()
+    assert not (home / "config.json").exists() and (home / "diverged-1" / "config.json").is_file()
     assert main(command) != 0 and not (home / "config.json").exists() and len(saves) == 2
     assert main(command) == 0
     assert result_of(home)["seed"] == 1000 and result_of(home / "diverged-1")["seed"] == 0
