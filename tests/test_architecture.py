@@ -1,7 +1,8 @@
-"""The rules of the house: who imports whom, what happens on import, how long a module may be."""
+"""The rules of the packages: imports between modules, effects of imports, sizes of modules."""
 
 import ast
 import functools
+import graphlib
 import re
 import resource
 import subprocess
@@ -218,22 +219,67 @@ def test_imports_go_one_way():
     assert not found
 
 
-def test_places_named_in_strings_follow_the_rules_of_imports():
-    """Entries of tables are strings, "MODULE:NAME", which hide what a module depends on."""
+def _named(tree: ast.AST) -> Iterator[str]:
+    """Dotted name of each string "MODULE:NAME" or "MODULE.NAME", such as an entry of a table."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from [node.value.replace(":", ".")] if _PLACE.fullmatch(node.value) else []
+
+
+def test_strings_that_name_modules_follow_the_rules_of_imports():
+    """Entries of tables are strings, "MODULE:NAME", which are imports that `ast` does not show."""
     found = set()
     for module in _MODULES:
         room, allowed = _room_of(module), _OPTIONAL.get(module, ())
-        for node in ast.walk(_tree(module)):
-            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-                continue
-            if (place := _PLACE.fullmatch(node.value)) is None:
-                continue
-            named = _room(place[1])
-            # A table is read by all rooms: its entries may be of each room of the core.
+        for place in _named(_tree(module)):
+            named = _room(place)
+            # All rooms read a table: its entries may be in each room of the core.
             is_table = module in _OPTIONAL and named in _CORE | {"cli", *allowed}
             if not (is_table or named in _MAY_IMPORT[room] | {room, *allowed}):
-                found.add(f"{module} names {node.value}")
+                found.add(f"{module} names {place}")
     assert not found
+
+
+def test_strings_that_name_modules_resolve():
+    """Each string names a module or a package, or something that a module defines or imports."""
+    for module in _MODULES:
+        for place in _named(_tree(module)):
+            path, name = Path(*place.split(".")), place.rpartition(".")[2]
+            is_there = (ROOT / path).is_dir() or path.with_suffix(".py") in _MODULES
+            owner = path.parent.with_suffix(".py")
+            assert is_there or name in _top_level(owner), f"{module} names {place}"
+
+
+def _top_level(module: Path) -> set[str]:
+    found = set()
+    for node in _tree(module).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {each.id for each in targets if isinstance(each, ast.Name)}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+    return found
+
+
+def test_modules_import_in_no_circle():
+    """Counts imports in functions and behind TYPE_CHECKING, and the strings that name modules.
+
+    A table is read by the modules that its entries import, so the strings of a table are no edges.
+    """
+    names = {".".join(m.with_suffix("").parts).removesuffix(".__init__"): m for m in _MODULES}
+
+    def module_of(name: str) -> str:
+        return name if name in names or not name else module_of(name.rpartition(".")[0])
+
+    graph = {}
+    for name, module in names.items():
+        used = {each for each in _imports(_tree(module)) if each.split(".")[0] in _PACKAGES}
+        if module not in _OPTIONAL:
+            used |= {*_named(_tree(module))}
+        graph[name] = {module_of(each) for each in used} - {name}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
 
 
 def test_the_rooms_and_the_seams_are_described():

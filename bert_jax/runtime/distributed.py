@@ -7,7 +7,7 @@ written by all, through orbax, to a workdir that all of them see.
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -195,6 +195,13 @@ def broadcast_from_main(decide: Callable[[], int | None], *, mesh: Mesh) -> int 
         error = with_exit_code(int(number), "process 0 found it; its own message says what")
         raise everywhere(error)
     return int(number) if kind == 1 else None
+
+
+def of_main(values: Sequence[int], *, mesh: Mesh) -> list[int]:
+    """Returns the values of process 0, in every process. All of them ask, at the same place."""
+    if jax.process_count() == 1:
+        return list(values)
+    return _gather(mesh, np.array(values, np.int32))[0].tolist()
 
 
 def largest(number: int, *, mesh: Mesh) -> int:

@@ -1,28 +1,23 @@
-"""Hooks that follow a held-out figure: `best_checkpoint` keeps its best step, `early_stopping` ends
-a run in which it no longer improves.
+"""Hooks that follow a validation metric: `best_checkpoint` and `early_stopping`.
 
-Both remember nothing but the held-out rows of metrics.jsonl, which a resumed run still has: it
-keeps and stops as one that was never interrupted. Rows of another sequence length are another
-held-out set, and are followed from their beginning; the model that a run begins with (step 0) does
-not count.
+Their state comes from the validation rows of metrics.jsonl, so a resumed run keeps and stops like
+one that was never interrupted. Rows of another sequence length are another validation set: the
+best value starts over. The model before the first step (step 0) does not count.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bert_jax.config import HookConfig
 from bert_jax.config.fields import Count, section, setting
 from bert_jax.errors import UsageError
-from bert_jax.training.hooks import CONTINUE, SAVE, STOP, Action, Hook
-from bert_jax.training.job import Row, Scores, TrainingJob
+from bert_jax.training.hooks import Hook, Stop
+from bert_jax.training.job import Row, Run, Scores, TrainingJob
 from bert_jax.workdir import checkpoint, log_reader
 
-if TYPE_CHECKING:
-    from bert_jax.training.loop import Run
-
-# Figures of which less is better; of others, such as accuracies, it is more.
+# Endings of metrics that are better when lower; others, such as accuracies, when higher.
 _LESS_IS_BETTER = ("loss", "perplexity")
 
 
@@ -46,10 +41,10 @@ class EarlyStoppingOptions(HeldOutOptions, kind="early_stopping"):
 
 
 class HeldOutFigure(Hook):
-    """Knows the best value of one figure so far, its step, and the evaluations since.
+    """Tracks the best value of one metric, its step, and the number of evaluations since.
 
-    No name is the main figure: the loss, or a task's first metric. Of several held-out splits the
-    first counts.
+    The default metric is the loss, or the first metric of a task. The first split counts if there
+    are several.
     """
 
     def __init__(self, *, figure: str):
@@ -62,16 +57,16 @@ class HeldOutFigure(Hook):
         return super().prepare(job, directory)
 
     def choose(self, known: Sequence[str]) -> None:
-        """Takes the figure, or the first that evaluations have. Raises UsageError where they do
-        not have it.
+        """Selects the metric, by default the first of `known`. Raises UsageError for an unknown
+        name.
         """
         self._figure = self._figure or known[0]
         if self._figure not in known:
             raise UsageError(
-                f"hooks: an evaluation has no figure {self._figure!r}; it has {', '.join(known)}"
+                f"hooks: an evaluation has no metric {self._figure!r}; it has {', '.join(known)}"
             )
 
-    def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
+    def begin(self, run: Run, step: int, rows: Sequence[Row]) -> Stop | None:
         first: dict[int, Row] = {}
         for row in rows:
             if row.get("split") is not None:
@@ -80,16 +75,16 @@ class HeldOutFigure(Hook):
             self._see(at, row)
         return super().begin(run, step, rows)
 
-    def on_evaluation(self, step: int, scores: Scores) -> Action:
+    def on_evaluation(self, step: int, scores: Scores) -> Stop | None:
         self._see(step, next(iter(scores.values())))
-        return CONTINUE
+        return None
 
     def _see(self, step: int, row: Row) -> None:
         if step == 0:
             return
         if self._figure not in row:
             known = ", ".join(name for name, value in row.items() if isinstance(value, float))
-            raise UsageError(f"hooks: an evaluation has no figure {self._figure!r}; it has {known}")
+            raise UsageError(f"hooks: an evaluation has no metric {self._figure!r}; it has {known}")
         if row.get("sequence_length") != self._length:
             self._length, self._best = row.get("sequence_length"), math.nan
         value = math.nan if row[self._figure] is None else row[self._figure]
@@ -101,52 +96,53 @@ class HeldOutFigure(Hook):
 
 
 class BestCheckpoint(HeldOutFigure):
-    """Saves and keeps the step whose held-out figure is best: `WORKDIR@best` loads it.
+    """Keeps the step with the best validation metric: `WORKDIR@best` loads it.
 
-    The event `best` names it, and what removes old checkpoints leaves it.
+    The event `best` names the step, and cleanup of old checkpoints skips it.
     """
 
-    def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
-        action = super().begin(run, step, rows)
+    def begin(self, run: Run, step: int, rows: Sequence[Row]) -> Stop | None:
+        super().begin(run, step, rows)
         there = checkpoint.steps(run.directory) if self._best_step else []
-        named = log_reader.best_step(run.directory, there)
-        # The process may have ended between the row of the evaluation and the event.
-        if self._best_step in there and named != self._best_step:
+        # The process may have been killed between the row of the evaluation and the event.
+        if self._best_step in there and log_reader.best_step(run.directory, there) != (
+            self._best_step
+        ):
             self._name_best()
-        return action
+        return None
 
-    def on_evaluation(self, step: int, scores: Scores) -> Action:
+    def on_evaluation(self, step: int, scores: Scores) -> Stop | None:
         super().on_evaluation(step, scores)
-        if self._best_step != step:
-            return CONTINUE
-        self._name_best()
-        return SAVE
+        if self._best_step == step:
+            self._name_best()
+        return None
+
+    def keeps(self, step: int) -> bool:
+        return self._best_step == step
 
     def _name_best(self) -> None:
         self.run.event("best", step=self._best_step, figure=self._figure, value=self._best)
 
 
 class EarlyStopping(HeldOutFigure):
-    """Ends the run when so many evaluations in a row have not improved the held-out figure."""
+    """Stops the run after `patience` consecutive evaluations without an improvement."""
 
     def __init__(self, *, figure: str, patience: int):
         super().__init__(figure=figure)
         self._patience = patience
 
-    def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
+    def begin(self, run: Run, step: int, rows: Sequence[Row]) -> Stop | None:
         super().begin(run, step, rows)
         return self._answer(step)
 
-    def on_evaluation(self, step: int, scores: Scores) -> Action:
+    def on_evaluation(self, step: int, scores: Scores) -> Stop | None:
         super().on_evaluation(step, scores)
         return self._answer(step)
 
-    def _answer(self, step: int) -> Action:
-        is_last = step == self.run.job.config.total_steps
-        return STOP if self._evaluations_since >= self._patience and not is_last else CONTINUE
-
-    def stop(self, step: int) -> str:
+    def _answer(self, step: int) -> Stop | None:
+        if self._evaluations_since < self._patience or step == self.run.job.config.total_steps:
+            return None
         return (
             f"early stopping: {self._figure} was best at step {self._best_step} "
-            f"({self._best:.4g}), and not in the {self._evaluations_since} evaluations since"
+            f"({self._best:.4g}), with {self._evaluations_since} evaluations since"
         )

@@ -1,108 +1,85 @@
-"""Hooks: what happens beside the steps of a run. The loop (loop.py) asks each of them in turn.
+"""Hooks: observers of a run. The loop (loop.py) calls each of them in turn.
 
-Logs, warnings, limits, saves and evaluations are hooks; `hooks` of a config names more of them
-(registry.HOOKS). A hook sees a run and answers with an `Action`; it changes no state, so that the
-steps of a run are the same with it and without it.
+`hooks` of a config names them (registry.HOOKS). A hook sees steps, metrics and evaluations, and may
+stop the run. It changes no state: a run has the same bits with and without it.
 """
 
-import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
 from bert_jax.config.fields import fields_of
-from bert_jax.errors import UsageError
+from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.progress import note
 from bert_jax.registry import ALWAYS_HOOKS, HOOKS, LABORATORY
 from bert_jax.runtime import distributed
-from bert_jax.training.job import Row, Scores, TrainingJob
+from bert_jax.training.job import Row, Run, Scores, TrainingJob
 
-if TYPE_CHECKING:
-    from bert_jax.training.loop import Run
-
-
-class Action(enum.IntEnum):
-    """A request to the loop. It does all that hooks ask for: it saves, evaluates and stops."""
-
-    CONTINUE = 0
-    EVALUATE = 1
-    SAVE = 2
-    # The state is saved, and the run ends.
-    STOP = 3
-
-
-CONTINUE, EVALUATE, SAVE, STOP = Action
+# Why a run ends before its last step: a reason for the event `stop`, or the error that ends the
+# process. Both take effect after the state is saved.
+Stop = str | BertJaxError
 
 
 class Hook:
-    """One concern of a run. Every method does nothing unless it is overridden.
+    """One concern of a run. Each method does nothing unless it is overridden.
 
-    Every process has the same hooks. What `on_step` and `on_metrics` answer must be the same in all
-    of them: it follows from the step and its metrics, which are. From `begin` and `on_evaluation`
-    the answer of process 0 counts, which alone has the rows of the log. Nothing of a hook is saved:
-    what it remembers it takes from the rows, so that a run that was interrupted goes on with it.
+    Every process has the same hooks. `on_metrics` must answer the same in all of them, which it
+    does if the answer follows from the step and its metrics. For `begin` and `on_evaluation` the
+    answer of process 0 counts, because only process 0 has the rows of the log. No state of a hook
+    is saved: a hook recovers its state from the rows, so that a resumed run behaves like one that
+    was never interrupted.
     """
 
-    run: "Run"
+    run: Run
 
     def prepare(self, job: TrainingJob, directory: Path) -> Mapping[str, Any]:
-        """Checks what the hook needs, before anything is written.
+        """Checks the preconditions of the hook before anything is written.
 
-        Returns files that the workdir is to keep: name -> a value that JSON has.
+        Returns files for the workdir: name -> a JSON value.
         """
         return {}
 
-    def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
-        """Begins at a step, given the rows of metrics.jsonl until then (process 0)."""
+    def begin(self, run: Run, step: int, rows: Sequence[Row]) -> Stop | None:
+        """Starts at a step, given the earlier rows of metrics.jsonl (in process 0 only)."""
         self.run = run
-        return CONTINUE
+        return None
 
     def before_step(self, step: int) -> None:
-        """Is called before the batch of the step after `step` is waited for."""
+        """Runs before the batch of step `step + 1` is awaited."""
 
-    def on_step(self, step: int) -> Action:
-        """Is asked when a step was dispatched: its metrics are not there yet."""
-        return CONTINUE
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> Stop | None:
+        """Sees the metrics of each step, in order. Returns why the run should stop, or None.
 
-    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> Action:
-        """Is asked when the metrics of a step were read, in the order of the steps.
-
-        That is while the next step computes; what is asked for is done after that one. `applied` is
-        0 where the update was left out.
+        The next step is being computed meanwhile; a run stops after that step. `applied` is 0 for
+        a skipped update.
         """
-        return CONTINUE
+        return None
 
-    def on_save(self, step: int) -> None:
-        """Is called when a save of this step has begun."""
+    def on_evaluation(self, step: int, scores: Scores) -> Stop | None:
+        """Sees the rows of an evaluation, by split. Returns why the run should stop, or None."""
+        return None
 
-    def on_evaluation(self, step: int, scores: Scores) -> Action:
-        """Is asked after an evaluation; the figures of each split are those of its row."""
-        return CONTINUE
-
-    def stop(self, step: int) -> str:
-        """Returns why the run ends, as the event `stop` has it, where this hook asked for that.
-
-        It may raise the error with which the run ends instead. The state is saved.
-        """
-        return type(self).__name__
+    def keeps(self, step: int) -> bool:
+        """Returns whether the step that was just evaluated must be saved."""
+        return False
 
     def close(self) -> None:
-        """Is called when the run ends, in whatever way."""
+        """Runs at the end of the run, however it ends."""
 
     def closing_figures(self, step: int) -> dict[str, Any]:
-        """Returns what is added to the closing figures of a run that ended at a step."""
+        """Returns entries to add to the closing metrics of a run that ended at `step`."""
         return {}
 
     def expected(
         self, config: TrainConfig, manifest: Mapping[str, Any], directory: Path, step: int
     ) -> dict[str, Any] | None:
-        """Returns the held-out figures that a step of a finished run should have; None: not known.
+        """Returns the expected validation metrics of a step of a finished run; None if unknown.
 
-        `manifest` is that of the corpus.
+        `manifest` is corpus.json.
         """
         return None
 
@@ -126,40 +103,30 @@ def named_hooks(config: TrainConfig, **options: Mapping[str, Any]) -> list[Hook]
     return found
 
 
-def asked_by(hooks: Iterable[Hook], answers: Iterable[Action]) -> dict[Action, Hook]:
-    """Returns what is asked for, and which hook was the first to do so."""
-    found: dict[Action, Hook] = {}
-    for hook, answer in zip(hooks, answers, strict=True):
-        found.setdefault(answer, hook)
-    return found
-
-
-def of_process_0(answers: Sequence[Action], *, mesh: Mesh) -> list[Action]:
-    """Returns the answers of process 0, in every process."""
-    return [
-        Action(distributed.broadcast_from_main(lambda each=each: int(each), mesh=mesh) or 0)
-        for each in answers
-    ]
+def agreed(
+    hooks: Sequence[Hook], answers: Sequence[Stop | None], *, keeps: bool = False, mesh: Mesh
+) -> tuple[Stop | None, bool]:
+    """Returns the first answer of process 0, and its `keeps`, in every process."""
+    *stops, kept = distributed.of_main([*(a is not None for a in answers), keeps], mesh=mesh)
+    for hook, answer, is_stop in zip(hooks, answers, stops, strict=True):
+        if is_stop:
+            return answer or type(hook).__name__, bool(kept)
+    return None, bool(kept)
 
 
 def evaluates_at(config: TrainConfig, step: int) -> bool:
-    """Returns whether a run has an evaluation at a step: each phase ends with one."""
+    """Returns whether a run is evaluated at a step: every `evaluation.every_steps` steps, and at
+    the end of each phase.
+    """
     every = config.evaluation.every_steps
     return step in config.phase_ends or (every > 0 and step % every == 0)
 
 
 def evaluations_in(config: TrainConfig, phase: int) -> int:
-    """Returns how many evaluations a phase of that number has."""
+    """Returns the number of evaluations in a phase."""
     start, end = (0, *config.phase_ends)[phase : phase + 2]
     every = config.evaluation.every_steps
     return end // every - start // every + (end % every > 0) if every else 1
-
-
-class EvaluationSchedule(Hook):
-    """Asks for an evaluation at the end of each phase, and every `evaluation.every_steps`."""
-
-    def on_step(self, step: int) -> Action:
-        return EVALUATE if evaluates_at(self.run.job.config, step) else CONTINUE
 
 
 class Profile(Hook):
@@ -173,17 +140,22 @@ class Profile(Hook):
             jax.profiler.start_trace(str(self.run.directory / "profile"))
             self._is_tracing = True
 
-    def on_step(self, step: int) -> Action:
-        is_over = step not in self._steps or step in self.run.job.config.phase_ends
-        if self._is_tracing and is_over:
-            self.run.read_metrics()  # the step is part of the trace
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> Stop | None:
+        if step not in self._steps or step in self.run.job.config.phase_ends:
+            self._end(step)
+        return None
+
+    def close(self) -> None:
+        self._end(self._steps.stop)
+
+    def _end(self, step: int) -> None:
+        if self._is_tracing:
             jax.profiler.stop_trace()
             self._is_tracing = False
             place = self.run.directory / "profile"
-            self.run.print(f"a profile that ends with step {step}: {place}")
-        return CONTINUE
+            self.run.print(f"profile up to step {step}: {place}")
 
     def closing_figures(self, step: int) -> dict[str, Any]:
         if self._steps and self._steps.start >= step:
-            note(f"no step of `profile_steps` was reached: the run has {step}")
+            note(f"no step of `profile_steps` was reached: the run has {step} steps")
         return {}

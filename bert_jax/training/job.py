@@ -1,6 +1,8 @@
-"""`TrainingJob`: what the loop needs from pre-training or fine-tuning."""
+"""`TrainingJob`: what the loop needs from pre-training or fine-tuning. `Run`: what hooks see."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -8,7 +10,9 @@ from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
 from bert_jax.objectives.objective import Objective
+from bert_jax.progress import Progress
 from bert_jax.update.state import TrainState
+from bert_jax.workdir.metrics_log import MetricsLogger
 
 # A line of metrics.jsonl.
 Row = dict[str, Any]
@@ -17,15 +21,15 @@ Scores = dict[str, dict[str, Any]]
 
 
 class Evaluation(Protocol):
-    """Held-out rows of one phase, and what goes through them."""
+    """The validation data of one phase and the compiled step that scores it."""
 
-    # What every row of the log has beside the scores.
+    # Columns of each row of the log in addition to the scores.
     columns: dict[str, Any]
-    # Whether any batch may have to be compiled first, which takes long.
+    # Whether `run` may have to compile, which takes long.
     compiles_on_the_way: bool
 
     def prepare(self) -> None:
-        """Compiles what can be compiled ahead. In any thread."""
+        """Compiles the steps that can be compiled before `run`. May run in any thread."""
         raise NotImplementedError
 
     def run(self, params: Any, *, cut_short: Callable[[], bool]) -> Scores | None:
@@ -34,27 +38,31 @@ class Evaluation(Protocol):
 
 
 class TrainingJob:
-    """One run, but for the loop. Every method is a function of its arguments and the config."""
+    """Everything of a run except the loop. Each method is a function of its arguments and the
+    config.
+    """
 
     config: TrainConfig
     mesh: Mesh
     # A factor of the learning rate for each parameter (update/layer_rates.py), or None.
     rates: Any = None
-    # The title of the bar, and what is noted of the data when the run begins.
+    # The title of the progress bar, and a description of the data for the first line of the log.
     title: str
     introduction: str
-    # corpus.json of the corpus that is trained on; None for a task.
+    # corpus.json of the training corpus; None for a task.
     manifest: dict[str, Any] | None = None
-    # Whether a new run begins from a trained model, which is scored before the first step.
+    # Whether a new run starts from a trained model, which is evaluated before the first step.
     begins_trained: bool = False
     objective: Objective
 
     def initial_state(self) -> TrainState:
-        """Returns the state that a new run begins with."""
+        """Returns the state of a new run."""
         raise NotImplementedError
 
     def abstract_batch(self, phase: int) -> dict[str, jax.ShapeDtypeStruct] | None:
-        """Returns the shapes of a phase's batches, if all are alike: they are compiled ahead."""
+        """Returns the shapes of a phase's batches if all are equal: the step is compiled for them
+        before the first batch. None otherwise.
+        """
         return None
 
     def batches(self, phase: int, start: int, stop: int) -> Iterator[dict[str, jax.Array]]:
@@ -62,21 +70,19 @@ class TrainingJob:
         raise NotImplementedError
 
     def evaluation(self, phase: int, params: Any) -> Evaluation:
-        """Returns the evaluation that is due in this phase."""
+        """Returns the evaluation of this phase."""
         raise NotImplementedError
 
     def speed(self, phase: int, seconds: float) -> dict[str, float]:
-        """Returns the figures of speed of a step that takes so many seconds."""
+        """Returns speed metrics for a step time of `seconds`."""
         raise NotImplementedError
 
     def epochs(self, step: int) -> dict[str, float]:
-        """Returns how often the run has gone over each source by a step, as columns of the log;
-        nothing where there is one source.
-        """
+        """Returns the epochs of each source at a step, as columns of the log; {} for one source."""
         return {}
 
     def figures(self) -> Sequence[str]:
-        """Returns the figures that an evaluation has, the main one first."""
+        """Returns the names of the metrics of an evaluation, the main metric first."""
         return self.objective.watched()
 
     def describe(self, scores: Scores) -> str:
@@ -84,5 +90,23 @@ class TrainingJob:
         raise NotImplementedError
 
     def facts(self) -> dict[str, str]:
-        """Returns what must be the same in every process, beside the config."""
+        """Returns values that must be equal in all processes, in addition to the config."""
         raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A run in this process, as hooks see it."""
+
+    job: TrainingJob
+    directory: Path
+    logger: MetricsLogger
+    bar: Progress
+
+    def print(self, text: str) -> None:
+        """Shows a line above the progress bar."""
+        self.bar.print(text)
+
+    def event(self, name: str, **values: Any) -> None:
+        """Writes a line of events.jsonl."""
+        self.logger.event(name, **values)

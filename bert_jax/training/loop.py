@@ -1,66 +1,52 @@
-"""The loop: the steps of one phase, and what is read, saved and evaluated between them."""
+"""The loop: the steps of one phase, and the saves and evaluations between them."""
 
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
-from bert_jax.errors import Preempted
+from bert_jax.errors import BertJaxError, Preempted
 from bert_jax.model.attention.implementation import serving
-from bert_jax.progress import Progress, note, ticking
+from bert_jax.progress import note, ticking
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training import device_feed
 from bert_jax.training.compiled_steps import CompiledSteps
-from bert_jax.training.hooks import EVALUATE, SAVE, STOP, Action, Hook, asked_by, of_process_0
-from bert_jax.training.job import Evaluation, Row, Scores, TrainingJob
-from bert_jax.training.saving import Saver
+from bert_jax.training.hooks import Hook, Stop, agreed, evaluates_at
+from bert_jax.training.job import Evaluation, Row, Run, Scores
+from bert_jax.training.saving import Saver, SaveSchedule
 from bert_jax.training.step_log import StepLog
 from bert_jax.update.state import TrainState
-from bert_jax.workdir.metrics_log import MetricsLogger
 
-# Global batches on their way to the devices ahead of the step.
+# Global batches in transfer to the devices ahead of the step.
 _DEVICE_PREFETCH = 2
 
 
 @dataclass(kw_only=True)
-class Run:
-    """The state of one process that its phases share, and hooks see. It ends with the process."""
+class Loop(Run):
+    """The state of a run in this process that its phases share. Nothing of it is saved."""
 
-    job: TrainingJob
-    directory: Path
     hooks: Sequence[Hook]
     log: StepLog
-    logger: MetricsLogger
     preemption: Preemption
     watchdog: Watchdog
     saver: Saver
-    bar: Progress
-    # The last step that began.
+    schedule: SaveSchedule
+    # The last step that was dispatched, and its metrics until they are read.
     step: int
+    pending: dict[str, jax.Array] | None = None
+    # The first answer of a hook that stops the run.
+    stop: Stop | None = None
     feed: Future | None = None
     # The threads that compile, open the data and make the batches of a phase.
     workers: Sequence[ThreadPoolExecutor] = ()
-    # The step that is dispatched and not yet waited for, with its metrics; and what hooks have
-    # asked for when they saw metrics.
-    pending: tuple[int, dict[str, jax.Array]] | None = None
-    asked: dict[Action, Hook] = field(default_factory=dict)
-
-    def print(self, text: str) -> None:
-        """Shows a line above the bar."""
-        self.bar.print(text)
-
-    def event(self, name: str, **values: Any) -> None:
-        """Writes a line of events.jsonl."""
-        self.logger.event(name, **values)
 
     def end_phase(self) -> None:
-        """Ends the threads of a phase, each after what it has in hand, without waiting for them."""
+        """Ends the threads of a phase after their current task, without waiting for them."""
         for worker in self.workers:
             worker.shutdown(wait=False, cancel_futures=True)
 
@@ -68,202 +54,202 @@ class Run:
         """Waits for the dispatched step, if there is one, and shows its metrics to the hooks."""
         if self.pending is None:
             return
-        (step, device_metrics), self.pending = self.pending, None
+        device_metrics, self.pending = self.pending, None
         metrics = {name: float(v) for name, v in jax.device_get(device_metrics).items()}
-        self.preemption.is_idle = False  # from here on there is a step to save
-        answers = [hook.on_metrics(step, metrics) for hook in self.hooks]
-        self.asked = asked_by(self.hooks, answers) | self.asked
+        self.preemption.is_idle = False  # from now on there is a step to save
+        for answer in [hook.on_metrics(self.step, metrics) for hook in self.hooks]:
+            self.stop = self.stop or answer
+        self.log.see(self.step, metrics)
+
+    def save(self, state: TrainState, *, for_good: bool = False) -> None:
+        """Saves the step unless it is saved. `for_good` waits until the save is complete."""
+        if for_good:
+            self.saver.finish()  # a save in progress may fail
+        if self.saver.saved_step != self.step:
+            (self.saver.save_for_good if for_good else self.saver.save)(state, self.step)
+            self.schedule.restart()
 
 
 class PhaseEnd(NamedTuple):
-    """How a phase ended: its last row and scores, and why the run stops there, if it does."""
+    """The state, the last row and the scores at the end of a phase."""
 
     state: TrainState
     row: Row
     scores: Scores
-    stopped: str = ""
 
 
 def train_phase(
-    run: Run, state: TrainState, *, phase: int, step: int, last_step: int, owes_evaluation: bool
+    loop: Loop, state: TrainState, *, phase: int, last_step: int, owes_evaluation: bool
 ) -> PhaseEnd:
-    """Trains from `step` to `last_step`, all within `phase`, or until a hook stops the run.
+    """Trains to `last_step`, within `phase`, or until a hook stops the run (`loop.stop`).
 
-    `owes_evaluation` says that the state was saved at a step of this phase whose evaluation a
-    preemption prevented. Raises Preempted when the state is saved after SIGTERM, and what hooks
-    raise: NonFinite when too many updates were left out, Diverged when the loss stays far too high.
+    `owes_evaluation`: the evaluation of the current step was prevented by a preemption. Raises
+    Preempted after SIGTERM, when the state is saved, and the errors of hooks: NonFinite after too
+    many skipped updates, Diverged when the loss stays far too high.
     """
-    run.step, scores = step, {}
-    _announce(run, phase)
+    config, scores = loop.job.config, {}
+    _announce(loop, phase)
     try:
-        with run.bar.paused():
-            steps, evaluation, batches = _prepare(run, state, phase, step, last_step)
+        with loop.bar.paused():
+            steps, evaluation, batches = _prepare(loop, state, phase, last_step)
     except Preempted:
-        _save_at_last(run, state, step)
-        raise run.preemption.preemption_error() from None
-    is_on_cpu = jax.default_backend() == "cpu"
-    run.log.begin_phase(phase)
+        raise _preempted(loop, state) from None
+    loop.log.begin_phase(phase)
     if owes_evaluation:
-        found = _evaluate(run, evaluation, state, step)
-        if found is None:
-            raise run.preemption.preemption_error()
-        scores, asked = found
-        if STOP in asked:
-            return PhaseEnd(state, {}, scores, asked[STOP].stop(step))
-        run.log.restart()
+        scores = _evaluate(loop, evaluation, state)
+        loop.log.restart()
 
-    while step < last_step:
-        for hook in run.hooks:
-            hook.before_step(step)
-        try:
-            batch = _next_batch(run, batches, step)
-            if not steps.is_ready(batch):
-                with run.log.paused(), run.bar.paused():
-                    steps.wait(state, batch)
-        except Preempted:
-            run.read_metrics()
-            _save_at_last(run, state, step)
-            raise run.preemption.preemption_error() from None
-        run.watchdog.at(f"step {step + 1}")
-        # The step is dispatched first; only then is the one before it waited for. Not on a CPU: a
-        # second step in flight has its temporaries beside those of the first (docs/benchmarks.md,
-        # "Memory of the host").
-        if is_on_cpu:
-            run.read_metrics()
-        state, metrics = steps(state, batch)
-        run.read_metrics()
-        run.step = step = step + 1
-        run.pending = step, metrics
-
-        preempted = run.preemption.requested() and step != run.job.config.total_steps
-        answers = [] if preempted else [hook.on_step(step) for hook in run.hooks]
-        if not preempted and not any(answers) and not any(run.asked):
+    while loop.step < last_step and loop.stop is None:
+        state = _make_step(loop, steps, batches, state)
+        is_last = loop.step == config.total_steps
+        is_preempted = loop.preemption.requested() and not is_last
+        is_saved = not is_preempted and loop.schedule.is_due(loop.step)
+        is_evaluated = not is_preempted and evaluates_at(config, loop.step)
+        if not (is_preempted or is_saved or is_evaluated or loop.stop):
             continue
-        run.read_metrics()
-        asked = asked_by(run.hooks[: len(answers)], answers) | run.asked
-        run.asked = {}
-        with run.log.paused():
-            # First of all the state is safe: an evaluation may take longer than the machine is
-            # there. This very step may have spent the budget of updates left out.
-            if preempted or STOP in asked or step == run.job.config.total_steps:
-                _save(run, state, step, for_good=True)
-            elif SAVE in asked:
-                _save(run, state, step)
-            if EVALUATE in asked and not preempted:
-                stopped = {STOP: asked[STOP]} if STOP in asked else {}
-                found = _evaluate(run, evaluation, state, step)
-                preempted = found is None
-                scores, asked = found or (scores, {})
-                asked = asked | stopped
-                if preempted or STOP in asked:
-                    _save_at_last(run, state, step)
-                elif SAVE in asked and run.saver.saved_step != step:
-                    _save(run, state, step)
-        if preempted:
-            raise run.preemption.preemption_error()
-        if STOP in asked:
-            return PhaseEnd(state, run.log.closing_row(), scores, asked[STOP].stop(step))
-    return PhaseEnd(state, run.log.closing_row(), scores)
+        loop.read_metrics()
+        with loop.log.paused():
+            # The save comes first: an evaluation may take longer than a preempted machine exists.
+            if is_preempted:
+                raise _preempted(loop, state)
+            if is_saved or loop.stop:
+                loop.save(state, for_good=is_last or loop.stop is not None)
+            if is_evaluated:
+                scores = _evaluate(loop, evaluation, state)
+    if isinstance(loop.stop, BertJaxError):
+        raise loop.stop
+    return PhaseEnd(state, loop.log.closing_row(), scores)
 
 
-def _save(run: Run, state: TrainState, step: int, *, for_good: bool = False) -> None:
-    (run.saver.save_for_good if for_good else run.saver.save)(state, step)
-    for hook in run.hooks:
-        hook.on_save(step)
+def _preempted(loop: Loop, state: TrainState) -> Preempted:
+    """Returns the error that ends a preempted run, after the state is saved."""
+    loop.read_metrics()
+    loop.save(state, for_good=True)
+    return loop.preemption.preemption_error()
 
 
-def _save_at_last(run: Run, state: TrainState, step: int) -> None:
-    """Saves for good, unless the step is saved: a save under way may still fail."""
-    run.saver.finish()
-    if run.saver.saved_step != step:
-        _save(run, state, step, for_good=True)
+def _make_step(
+    loop: Loop, steps: CompiledSteps, batches: Iterator[Future], state: TrainState
+) -> TrainState:
+    """Dispatches the next step and reads the metrics of the step before. Returns the new state."""
+    for hook in loop.hooks:
+        hook.before_step(loop.step)
+    try:
+        batch = _next_batch(loop, batches)
+        if not steps.is_ready(batch):
+            with loop.log.paused(), loop.bar.paused():
+                _compile(loop, steps, state, batch)
+    except Preempted:
+        raise _preempted(loop, state) from None
+    loop.watchdog.at(f"step {loop.step + 1}")
+    # A step is dispatched before the metrics of the previous step are awaited, so that the device
+    # never waits for Python. Not on a CPU: two steps in flight take the memory of two steps.
+    if jax.default_backend() == "cpu":
+        loop.read_metrics()
+    state, metrics = steps(state, batch)
+    loop.read_metrics()
+    loop.step, loop.pending = loop.step + 1, metrics
+    return state
 
 
-def _announce(run: Run, phase: int) -> None:
-    """Says what changes with a phase."""
-    if changes := run.job.config.changes_of(phase):
+def _announce(loop: Loop, phase: int) -> None:
+    """Logs what changes with a phase, and the implementations of attention."""
+    job = loop.job
+    if changes := job.config.changes_of(phase):
         named = (
             f"{path} {new}" if old is None else f"{path} {old} -> {new}"
             for path, (old, new) in changes.items()
         )
         note(f"phase {phase}: {', '.join(named)}")
-        run.event("phase", phase=phase, changes=changes)
-    config, rows = run.job.config.in_phase(phase), run.job.config.phases[phase]
-    kind = run.job.mesh.devices.flat[0].device_kind
-    length, name = rows.sequence_length, config.compute.attention
+        loop.event("phase", phase=phase, changes=changes)
+    config = job.config.in_phase(phase)
     by_layers = serving(
-        name, config.model, length=length, device_kind=kind, dtype=config.compute.dtype
+        config.compute.attention,
+        config.model,
+        length=job.config.phases[phase].sequence_length,
+        device_kind=job.mesh.devices.flat[0].device_kind,
+        dtype=config.compute.dtype,
     )
-    run.event("attention", phase=phase, by_layers=by_layers)
+    loop.event("attention", phase=phase, by_layers=by_layers)
 
 
 def _prepare(
-    run: Run, state: TrainState, phase: int, step: int, last_step: int
+    loop: Loop, state: TrainState, phase: int, last_step: int
 ) -> tuple[CompiledSteps, Evaluation, Iterator[Future]]:
-    """Compiles and opens the data at the same time, all in the background: a signal is heard.
-
-    TensorFlow takes seconds to import: it does so while the steps compile.
+    """Compiles and opens the data at the same time, in the background, where a signal interrupts
+    the wait. The import of TensorFlow, which takes seconds, overlaps with the compilation.
     """
-    job, rows = run.job, run.job.config.phases[phase]
+    job, rows = loop.job, loop.job.config.phases[phase]
     background = ThreadPoolExecutor(max_workers=3, thread_name_prefix="prepare")
     feeding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
-    run.workers = background, feeding
+    loop.workers = background, feeding
 
     def open_data() -> Iterator[Future]:
-        batches = job.batches(phase, step, last_step)
+        batches = job.batches(phase, loop.step, last_step)
         return device_feed.ahead(batches, depth=_DEVICE_PREFETCH, worker=feeding)
 
-    run.feed = opening = background.submit(open_data)
-    steps = CompiledSteps(run, phase=phase, background=background)
+    loop.feed = opening = background.submit(open_data)
+    steps = CompiledSteps(job, phase=phase, background=background)
     abstract = job.abstract_batch(phase)
     if abstract is not None:
         note(f"phase {phase}: compiling for {rows.global_batch_size} x {rows.sequence_length} ...")
-        run.watchdog.at(f"compiling phase {phase}", patience=COMPILE_PATIENCE)
+        loop.watchdog.at(f"compiling phase {phase}", patience=COMPILE_PATIENCE)
         steps.begin(state, abstract)
     evaluation = job.evaluation(phase, state.params)
-    run.preemption.wait(background.submit(evaluation.prepare))
+    loop.preemption.wait(background.submit(evaluation.prepare))
     if abstract is not None:
-        steps.wait(state, abstract)
-    run.watchdog.at("opening the data")
+        _compile(loop, steps, state, abstract)
+    loop.watchdog.at("opening the data")
     opened = time.monotonic()
-    batches = run.preemption.wait(opening)
-    run.event("open", phase=phase, seconds=time.monotonic() - opened)
+    batches = loop.preemption.wait(opening)
+    loop.event("open", phase=phase, seconds=time.monotonic() - opened)
     return steps, evaluation, batches
 
 
-def _next_batch(run: Run, batches: Iterator[Future], step: int) -> Any:
-    """Returns the next batch. Raises Preempted if the process is to go while it waits for it."""
-    run.watchdog.at(f"waiting for the data of step {step + 1}")
-    with run.log.waiting(), run.watchdog.waiting():
-        batch = run.preemption.wait(next(batches))
+def _compile(loop: Loop, steps: CompiledSteps, state: TrainState, batch: Any) -> None:
+    """Waits until the step for batches of these shapes is compiled. Raises Preempted."""
+    loop.watchdog.at(f"compiling phase {steps.phase}", patience=COMPILE_PATIENCE)
+    loop.preemption.wait(steps.begin(state, batch))
+    loop.event("compile", phase=steps.phase, seconds=time.monotonic() - steps.began)
+
+
+def _next_batch(loop: Loop, batches: Iterator[Future]) -> Any:
+    """Returns the next batch. Raises Preempted if a signal comes while the process waits for it."""
+    loop.watchdog.at(f"waiting for the data of step {loop.step + 1}")
+    with loop.log.waiting(), loop.watchdog.waiting():
+        batch = loop.preemption.wait(next(batches))
     assert batch is not None, "the data ended before the phase"
     return batch
 
 
-def _evaluate(
-    run: Run, evaluation: Evaluation, state: TrainState, step: int
-) -> tuple[Scores, dict[Action, Hook]] | None:
-    """Returns held-out scores, which are logged, and what hooks ask for when they see them; None
-    if a preemption cut the evaluation short.
+def _evaluate(loop: Loop, evaluation: Evaluation, state: TrainState) -> Scores:
+    """Evaluates the current step and logs the scores. Saves the state if a hook keeps the step or
+    stops the run. Raises Preempted if a preemption cuts the evaluation short.
     """
+    step, mesh = loop.step, loop.job.mesh
     patience = COMPILE_PATIENCE if evaluation.compiles_on_the_way else 1.0
 
     def cut_short() -> bool:
-        run.watchdog.at(f"evaluating step {step}", patience=patience)
-        return run.preemption.requested()
+        loop.watchdog.at(f"evaluating step {step}", patience=patience)
+        return loop.preemption.requested()
 
     began = time.monotonic()
-    once = run.bar.paused() if evaluation.compiles_on_the_way else contextlib.nullcontext()
+    once = loop.bar.paused() if evaluation.compiles_on_the_way else contextlib.nullcontext()
     with ticking(f"step {step}: evaluating"), once:
-        scores = run.preemption.cut_short(
-            lambda: evaluation.run(state.params, cut_short=cut_short), mesh=run.job.mesh
+        scores = loop.preemption.cut_short(
+            lambda: evaluation.run(state.params, cut_short=cut_short), mesh=mesh
         )
     if scores is None:
-        return None
+        raise _preempted(loop, state)
     rows = {split: {**evaluation.columns, **values} for split, values in scores.items()}
     for split, values in rows.items():
-        run.logger.row(step=step, split=split, **values)
-    run.event("evaluate", step=step, seconds=time.monotonic() - began)
-    run.print(f"step {step}: {run.job.describe(scores)}")
-    answers = [hook.on_evaluation(step, rows) for hook in run.hooks]
-    return scores, asked_by(run.hooks, of_process_0(answers, mesh=run.job.mesh))
+        loop.logger.row(step=step, split=split, **values)
+    loop.event("evaluate", step=step, seconds=time.monotonic() - began)
+    loop.print(f"step {step}: {loop.job.describe(scores)}")
+    answers = [hook.on_evaluation(step, rows) for hook in loop.hooks]
+    is_kept = any(hook.keeps(step) for hook in loop.hooks)
+    stop, is_kept = agreed(loop.hooks, answers, keeps=is_kept, mesh=mesh)
+    loop.stop = loop.stop or stop
+    if stop or is_kept:
+        loop.save(state, for_good=stop is not None)
+    return scores

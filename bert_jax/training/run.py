@@ -1,8 +1,8 @@
-"""One run from its beginning, or from its newest good step, to its end: pre-training or a task.
+"""A run from its start, or from its newest good step, to its end: pre-training or a task.
 
-A run is a function of its config and data: step N's batch, masks and dropout follow from the seed
-and N, so a run that was interrupted goes on from its newest checkpoint with one integer and ends
-with the same bits as one that was not.
+A run is a function of its config and data: the batch, masks and dropout of step N follow from the
+seed and N. So an interrupted run resumes from its newest checkpoint with one integer, and ends with
+the same bits as a run that was never interrupted.
 """
 
 import time
@@ -22,48 +22,40 @@ from bert_jax.runtime import distributed
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training.divergence import Divergence, SkippedUpdates
-from bert_jax.training.hooks import (
-    STOP,
-    EvaluationSchedule,
-    Hook,
-    Profile,
-    asked_by,
-    evaluates_at,
-    of_process_0,
-)
-from bert_jax.training.job import Row, Scores, TrainingJob
-from bert_jax.training.loop import PhaseEnd, Run, train_phase
-from bert_jax.training.saving import Saver, SaveSchedule, require_room
+from bert_jax.training.hooks import Hook, Profile, agreed, evaluates_at
+from bert_jax.training.job import Row, Run, Scores, TrainingJob
+from bert_jax.training.loop import Loop, PhaseEnd, train_phase
+from bert_jax.training.saving import Saver, SaveSchedule, room_problem, state_bytes
 from bert_jax.training.step_log import StepLog
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import checkpoint, log_reader, recovery, run_directory, trackers
 from bert_jax.workdir.location import Location
 from bert_jax.workdir.metrics_log import MetricsLogger
 
-# tf.data waits, when its iterator goes, for what its threads are doing. The iterators of runs that
-# received a signal stay until the process ends.
+# A tf.data iterator waits for its threads when it is deleted. The iterators of runs that end early
+# are kept until the process ends.
 _abandoned: list[Any] = []
-# Why a run stopped before its end, as its log has it.
+# The reasons of a `stop` event, for errors that all processes raise at the same step.
 _REASONS = {Interrupted: "Ctrl-C", Diverged: "diverged", NonFinite: "non-finite"}
 
 
 @dataclass(kw_only=True)
 class RunSetup:
-    """Where a run is, what of it is there already, and how it comes to be there."""
+    """The directory of a run and how to create it."""
 
     location: Location
-    # Whether the run is there already, and what may differ from how it is described there.
+    # Whether the directory holds the run, and the fields that differ from the stored run.
     is_held: bool
     changes: list[Change] = field(default_factory=list)
-    # What each checkpoint's manifest says of the run.
+    # Facts for the manifest of each checkpoint.
     facts: dict[str, Any] = field(default_factory=dict)
-    # Makes the directory the run's, or writes down the changes. In process 0.
+    # Writes the files of a new run, or the changes. Called in process 0.
     create: Callable[[], None]
     change: Callable[[], None] = lambda: None
 
 
 class Closing(NamedTuple):
-    """How a run ended: its last step, row of training and scores, and what hooks add to them."""
+    """The last step of a run, its training row and scores, and the closing metrics of hooks."""
 
     step: int
     row: Row
@@ -79,143 +71,111 @@ def train(
     started: float,
     profile_steps: range = range(0),
 ) -> Closing:
-    """Runs, resumes or only reports a job in its directory, on the mesh that is set.
+    """Runs or resumes a job in its directory, on the mesh that is set; reports a finished one.
 
-    `hooks` come after those that guard a run, and before those that log it. Steps in
-    `profile_steps` are traced to `profile/`. `started` is the process's beginning on the monotonic
-    clock. Raises Preempted, NonFinite, Diverged, StorageFailed and NoUsableCheckpoint; the state
-    that they leave is on disk.
+    Steps in `profile_steps` are traced to `profile/`. `started` is the start of the process on the
+    monotonic clock. Raises Preempted, NonFinite, Diverged, StorageFailed and NoUsableCheckpoint;
+    the state is on disk then.
     """
-    config, mesh = job.config, job.mesh
-    directory, name = setup.location.path, setup.location.name
+    config, directory, name = job.config, setup.location.path, setup.location.name
     trackers.require_installed(config.trackers)
-    log = StepLog()
-    hooks = [SkippedUpdates(), Divergence(), *hooks, log, Profile(profile_steps),
-             EvaluationSchedule(), SaveSchedule(config.checkpoint, mesh=mesh)]  # fmt: skip
-    kept = {name: file for hook in hooks for name, file in hook.prepare(job, directory).items()}
+    hooks = [SkippedUpdates(), Divergence(), *hooks, Profile(profile_steps)]
+    files = {name: file for hook in hooks for name, file in hook.prepare(job, directory).items()}
     with Preemption() as preemption, Watchdog(config.deadline_seconds) as watchdog:
         preemption.doing, preemption.is_idle = (lambda: watchdog.doing), True
         preemption.suspended = watchdog.suspended
-        # 0. Every process has looked before one of them writes.
+        # All processes must have read the workdir before one of them writes to it.
         watchdog.at("meeting the other processes")
-        distributed.barrier(mesh)
-
-        # 1. The state, and the logs rewound to where it stands.
-        # A beginning is compiled, and a checkpoint of many gigabytes comes from far away.
+        distributed.barrier(job.mesh)
+        # Initialization is compiled; a checkpoint may be many gigabytes in a remote bucket.
         watchdog.at("restoring", patience=COMPILE_PATIENCE)
         restoring = time.monotonic()
-        state, resumed_from = _restore(job, setup, kept)
+        state, resumed_from = _restore(job, setup, files)
         step = resumed_from or 0
         rows = log_reader.set_aside_after(directory, step) if distributed.is_main() else []
-        logger = _open_logs(config, setup, step, resumed_from, restoring=restoring, started=started)
+        logger = _open_logs(config, setup, resumed_from, restoring=restoring, started=started)
         watchdog.on_slow = lambda process, share: logger.event(
             "slow_process", process=process, share=share
         )
         _introduce(job, state, resumed_from)
-
-        # 2. The phases. Schedule, state and data cursor go through them unbroken.
-        saver = Saver(
-            checkpoint.Checkpoints(
-                directory,
-                config.checkpoint,
-                facts=setup.facts,
-                on_saved=lambda step, seconds: logger.event("save", step=step, seconds=seconds),
-            ),
-            logger=logger,
-            watchdog=watchdog,
-            location=setup.location,
-            mesh=mesh,
-            max_failed=config.checkpoint.max_failed_saves,
-            saved_step=step,
-        )
+        saver = _saver(job, setup, step, logger=logger, watchdog=watchdog)
         preemption.kept = lambda: _kept(saver.saved_step)
         preemption.kept_by_now = lambda: _kept(saver.whole_step)
-        with Progress(job.title, total=config.total_steps, done=step) as bar:
-            shared = {"logger": logger, "preemption": preemption, "watchdog": watchdog}
-            run = Run(job=job, directory=directory, hooks=hooks, log=log, saver=saver, bar=bar,
-                      step=step, **shared)  # fmt: skip
+        bar = Progress(job.title, total=config.total_steps, done=step)
+        seen = {"job": job, "directory": directory, "logger": logger, "bar": bar}
+        loop = Loop(
+            **seen,
+            hooks=hooks,
+            log=StepLog(Run(**seen), rows),
+            preemption=preemption,
+            watchdog=watchdog,
+            saver=saver,
+            schedule=SaveSchedule(config, mesh=job.mesh),
+            step=step,
+        )
+        with bar:
             try:
-                end = _train_phases(run, state, resumed_from, rows)
-            except (Preempted, NonFinite, Diverged) as error:
-                if not distributed.all_end():
-                    _abandoned.append(run.feed)
-                    raise
-                saver.finish()
-                why = next((text for kind, text in _REASONS.items() if isinstance(error, kind)), "")
-                if why:
-                    logger.event("stop", step=run.step, reason=why)
-                else:
-                    logger.event("preempt", step=run.step)
-                _abandoned.append(run.feed)
-                _close(run)
+                end = _train_phases(loop, state, resumed_from, rows)
+            except (Preempted, NonFinite, Diverged, UsageError, MemoryError, RuntimeError) as error:
+                _end_early(loop, error)
                 raise
-            except (UsageError, MemoryError, RuntimeError):  # as a rule, memory is short
-                _abandoned.append(run.feed)
-                # Closing asks all processes how their saves went; the others are in a step.
-                if jax.process_count() == 1:
-                    _close(run)
-                raise
-
-        # 3. The end. A run that had ended before is only reported.
         saver.finish()
-        if end.stopped:
-            note(f"{name} stops at step {run.step} of {config.total_steps}: {end.stopped}")
+        if loop.stop:
+            note(f"{name} stops at step {loop.step} of {config.total_steps}: {loop.stop}")
+            _abandoned.append(loop.feed)
         elif resumed_from == config.total_steps and not (end.row or end.scores):
             note(f"{name} is already at its last step, {step}; nothing left to do")
-        # A process that trained only the end, or nothing, reports the rows of the others.
+        # Rows of earlier processes, for a process that trained only the end of the run.
         last_row, last_scores = log_reader.closing_rows(log_reader.read_rows(directory))
-        reason = {"reason": end.stopped} if end.stopped else {}
-        logger.event("stop", step=run.step, seconds=time.monotonic() - started, **reason)
-        if end.stopped:
-            _abandoned.append(run.feed)
-        _close(run)
-    figures = {k: v for hook in hooks for k, v in hook.closing_figures(run.step).items()}
-    return Closing(run.step, last_row | end.row, last_scores | end.scores, figures)
+        reason = {"reason": loop.stop} if loop.stop else {}
+        logger.event("stop", step=loop.step, seconds=time.monotonic() - started, **reason)
+        _close(loop)
+    figures = {k: v for hook in hooks for k, v in hook.closing_figures(loop.step).items()}
+    return Closing(loop.step, last_row | end.row, last_scores | end.scores, figures)
 
 
 def _kept(step: int | None) -> str:
-    """Returns what a message says of the step that is saved; None: the last save has failed."""
+    """Returns a sentence about the saved step, for messages; None: the last save has failed."""
     if step == 0:
         return "nothing was saved yet; the same command starts from the beginning"
     if step is None:
-        return "the last save has failed: the same command goes on from the step before"
-    return f"step {step} is saved and the same command goes on from it"
+        return "the last save has failed: the same command resumes from the step before it"
+    return f"step {step} is saved and the same command resumes from it"
 
 
 def _restore(
-    job: TrainingJob, setup: RunSetup, kept: dict[str, Any]
+    job: TrainingJob, setup: RunSetup, files: dict[str, Any]
 ) -> tuple[TrainState, int | None]:
-    """Returns the newest good state and its step, or the initial one and None.
+    """Returns the newest good state and its step, or the initial state and None.
 
-    Nothing is written before it is known that the run can begin; then the files `kept` are, too.
+    Writes the run and `files` to the workdir once it is certain that the run can start.
     """
     config, mesh = job.config, job.mesh
     directory, name = setup.location.path, setup.location.name
-
-    def prepare_resume() -> int | None:
-        # Another host may see later that there is a run.
-        if not setup.is_held:
-            return None
-        return recovery.prepare_resume(directory)
-
-    resumed_from = distributed.broadcast_from_main(prepare_resume, mesh=mesh)
+    # Only process 0 decides: another host may see later that the workdir holds a run.
+    resumed_from = distributed.broadcast_from_main(
+        lambda: recovery.prepare_resume(directory) if setup.is_held else None, mesh=mesh
+    )
     if (resumed_from or 0) > config.total_steps:
         raise UsageError(
             f"{name} is at step {resumed_from}, beyond the {config.total_steps} of "
             "this config; lengthen its phases, or go back with 'bert-jax checkpoints rollback'"
         )
-    if (resumed_from or 0) < config.total_steps:
-        abstract = TrainState.abstract(config, mesh)
-        distributed.broadcast_from_main(
-            lambda: require_room(setup.location, config, abstract), mesh=mesh
-        )
+
+    def require_room() -> None:
+        size = state_bytes(TrainState.abstract(config, mesh))
+        if problem := room_problem(directory, config, size):
+            note(f"warning: {problem}")
+
+    if (resumed_from or 0) < config.total_steps and not setup.location.is_in_bucket:
+        distributed.broadcast_from_main(require_room, mesh=mesh)
     state = job.initial_state() if resumed_from is None else None
     if distributed.is_main():
         if not setup.is_held:
             setup.create()
         elif setup.changes:
             setup.change()
-        for name, value in kept.items():
+        for name, value in files.items():
             write_json(directory / name, value)
         setup.location.sync()
     distributed.barrier(mesh)
@@ -227,7 +187,6 @@ def _restore(
 def _open_logs(
     config: TrainConfig,
     setup: RunSetup,
-    step: int,
     resumed_from: int | None,
     *,
     restoring: float,
@@ -240,13 +199,9 @@ def _open_logs(
         trackers=config.trackers,
         config=flatten(config),
     )
-    logger.event(
-        "start",
-        step=step,
-        **run_directory.hardware(),
-        versions=run_directory.versions(),
-        seconds=time.monotonic() - started,
-    )
+    step, versions = resumed_from or 0, run_directory.versions()
+    seconds = time.monotonic() - started
+    logger.event("start", step=step, **run_directory.hardware(), versions=versions, seconds=seconds)
     if resumed_from is not None:
         logger.event("resume", step=step, seconds=time.monotonic() - restoring)
     if setup.changes:
@@ -264,52 +219,87 @@ def _introduce(job: TrainingJob, state: TrainState, resumed_from: int | None) ->
     )
 
 
+def _saver(
+    job: TrainingJob, setup: RunSetup, step: int, *, logger: MetricsLogger, watchdog: Watchdog
+) -> Saver:
+    return Saver(
+        checkpoint.Checkpoints(
+            setup.location.path,
+            job.config.checkpoint,
+            facts=setup.facts,
+            on_saved=lambda step, seconds: logger.event("save", step=step, seconds=seconds),
+        ),
+        logger=logger,
+        watchdog=watchdog,
+        location=setup.location,
+        mesh=job.mesh,
+        max_failed=job.config.checkpoint.max_failed_saves,
+        saved_step=step,
+    )
+
+
 def _train_phases(
-    run: Run, state: TrainState, resumed_from: int | None, rows: Sequence[Row]
+    loop: Loop, state: TrainState, resumed_from: int | None, rows: Sequence[Row]
 ) -> PhaseEnd:
-    """Trains what is left of each phase; returns how the last one of this process ended."""
-    step, first_step, mesh = resumed_from or 0, 0, run.job.mesh
-    answers = [hook.begin(run, step, rows) for hook in run.hooks]
-    asked = asked_by(run.hooks, of_process_0(answers, mesh=mesh))
-    owes = _owes_evaluation(run.job, resumed_from, rows)
-    end = PhaseEnd(state, {}, {}, asked[STOP].stop(step) if STOP in asked else "")
-    for number, last_step in enumerate(run.job.config.phase_ends):
-        is_left = step < last_step or (owes and first_step < step == last_step)
-        if is_left and not end.stopped:
+    """Trains the remaining phases. Schedule, state and data position continue across phases.
+
+    Returns the end of the last phase that this process trained.
+    """
+    answers = [hook.begin(loop, loop.step, rows) for hook in loop.hooks]
+    loop.stop, _ = agreed(loop.hooks, answers, mesh=loop.job.mesh)
+    if isinstance(loop.stop, Exception):
+        raise loop.stop
+    owes = _owes_evaluation(loop.job, resumed_from, rows)
+    end, first_step = PhaseEnd(state, {}, {}), 0
+    for number, last_step in enumerate(loop.job.config.phase_ends):
+        is_left = loop.step < last_step or (owes and first_step < loop.step == last_step)
+        if is_left and loop.stop is None:
             try:
                 found = train_phase(
-                    run,
-                    end.state,
-                    phase=number,
-                    step=step,
-                    last_step=last_step,
-                    owes_evaluation=owes and first_step <= step,
+                    loop, end.state, phase=number, last_step=last_step, owes_evaluation=owes
                 )
             finally:
-                run.end_phase()
+                loop.end_phase()
             end = found._replace(scores=found.scores or end.scores)
-            step, owes = last_step, False
+            owes = False
         first_step = last_step
     return end
 
 
 def _owes_evaluation(job: TrainingJob, step: int | None, rows: Sequence[Row]) -> bool:
-    """Returns whether an evaluation is due where the run begins, or where it goes on and a
-    preemption prevented it.
+    """Returns whether the first step of this process must be evaluated: a new run that starts from
+    a trained model, or a step that a preemption left without its evaluation.
     """
     step = step or 0
     if not (evaluates_at(job.config, step) if step else job.begins_trained):
         return False
     has_row = any(row["step"] == step and row.get("split") is not None for row in rows)
-    # Process 0 has the rows.
-    return distributed.broadcast_from_main(lambda: int(not has_row), mesh=job.mesh) == 1
+    # Only process 0 has the rows.
+    return not distributed.of_main([has_row], mesh=job.mesh)[0]
 
 
-def _close(run: Run) -> None:
-    for hook in run.hooks:
+def _end_early(loop: Loop, error: BaseException) -> None:
+    """Closes a run that an error ends, unless another process waits in a step for this one."""
+    _abandoned.append(loop.feed)
+    if isinstance(error, Preempted | NonFinite | Diverged):  # raised by all processes
+        if not distributed.all_end():
+            return
+        loop.saver.finish()
+        why = next((text for kind, text in _REASONS.items() if isinstance(error, kind)), "")
+        if why:
+            loop.event("stop", step=loop.step, reason=why)
+        else:
+            loop.event("preempt", step=loop.step)
+    elif jax.process_count() > 1:
+        return
+    _close(loop)
+
+
+def _close(loop: Loop) -> None:
+    for hook in loop.hooks:
         hook.close()
-    run.saver.close()
-    run.watchdog.at("closing")
-    run.logger.close()
+    loop.saver.close()
+    loop.watchdog.at("closing")
+    loop.logger.close()
     if distributed.is_main():
-        run.saver.location.sync()
+        loop.saver.location.sync()

@@ -1,58 +1,72 @@
-"""Saving: which steps are saved, whether they have room, and what happens when a save fails.
+"""Saving: which steps are saved, and what happens when a save fails.
 
-All processes must save at the same step, and their clocks differ. So process 0 decides, from how
-long steps have taken; the others ask at steps that it has named, each time about half way to the
-next save. That is a handful of questions a save, however many steps lie between.
+All processes save at the same steps, or none does.
 """
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.config import CheckpointConfig, TrainConfig
+from bert_jax.config import TrainConfig
 from bert_jax.errors import StorageFailed, Unreachable, WorkdirTaken
 from bert_jax.files import free_space
 from bert_jax.progress import note
 from bert_jax.runtime import distributed
 from bert_jax.runtime.watchdog import Watchdog
-from bert_jax.training.hooks import CONTINUE, SAVE, Action, Hook
-from bert_jax.training.job import Row
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import checkpoint
 from bert_jax.workdir.checkpoint import Checkpoints
 from bert_jax.workdir.location import Location
 from bert_jax.workdir.metrics_log import MetricsLogger
 
-if TYPE_CHECKING:
-    from bert_jax.training.loop import Run
-
 _PAUSE_SECONDS = 1.0
 _Failure = StorageFailed | Unreachable | WorkdirTaken
-# The worse the later: where two processes fail otherwise, this is what they end with.
+# Ascending severity: if processes fail differently, all raise the most severe error.
 _KINDS: tuple[type[_Failure], ...] = (Unreachable, StorageFailed, WorkdirTaken)
-# Steps after which a process first asks: how long they take is roughly known then.
-_FIRST = 10
-# Share of the interval that a save may come too early, rather than ask again.
-_EARLY = 0.02
-# Orbax compresses; noise, which weights are to it, hardly: below this share of a state none fits.
+# Orbax compresses checkpoints, but weights hardly shrink: at least this share of their bytes.
 _COMPRESSED = 0.8
-REMEDY = (
-    "free space there, choose another `workdir`, or keep fewer: set checkpoint.keep_last=1 and "
-    "set checkpoint.keep_every=0"
-)
+
+
+class SaveSchedule:
+    """Decides which steps are saved: the end of each phase, and every so many steps or minutes.
+
+    With `every_minutes`, process 0 decides by its clock at each step with a log row. Steps that
+    `keep_every` divides are saved as well. The training itself does not depend on the schedule.
+    """
+
+    def __init__(
+        self, config: TrainConfig, *, mesh: Mesh, clock: Callable[[], float] = time.monotonic
+    ):
+        self._config, self._mesh, self._clock = config, mesh, clock
+        self.restart()
+
+    def restart(self) -> None:
+        """Starts a new interval: a save has begun."""
+        self._since = self._clock()
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether to save this step. All processes ask for the same steps."""
+        config, settings = self._config, self._config.checkpoint
+        if step in config.phase_ends:
+            return True
+        if not settings.every_minutes:
+            return step % settings.every_steps == 0
+        if settings.keep_every and step % settings.keep_every == 0:
+            return True
+        if step % config.log_every_steps:
+            return False
+        is_time = self._clock() - self._since >= 60 * settings.every_minutes
+        return bool(distributed.of_main([is_time], mesh=self._mesh)[0])
 
 
 class Saver:
-    """The saves of one process. A save is made by all processes or by none.
-
-    All count failures alike: what they do next, they do together.
-    """
+    """Saves a run, in all processes together. All processes count failed saves alike."""
 
     def __init__(
         self,
@@ -65,29 +79,29 @@ class Saver:
         max_failed: int,
         saved_step: int,
     ):
-        """`saved_step` is the one that the run goes on from: there is nothing to save yet."""
+        """`saved_step` is the step that the run starts or resumes from."""
         self._checkpoints, self._logger, self._watchdog = checkpoints, logger, watchdog
         self.location, self._mesh, self._max_failed = location, mesh, max_failed
-        # The step whose state is saved, or being saved; None if that has failed.
+        # The newest step that is saved or being saved; None if that save has failed.
         self.saved_step: int | None = saved_step
         self._began_at, self._failed = saved_step, 0
 
     @property
     def whole_step(self) -> int:
-        """The newest step that is whole, whatever becomes of a save under way."""
+        """The newest step that is completely saved, even if the save in progress fails."""
         return max(self._checkpoints.committed or 0, self._began_at)
 
     def save(self, state: TrainState, step: int) -> None:
-        """Starts a save, after the one before it is whole.
+        """Starts a save when the previous save is complete. It continues in the background.
 
-        Raises WorkdirTaken, and writes nothing, where another process trains there now.
+        Raises WorkdirTaken, and writes nothing, if another process now trains in the workdir.
         """
         self.finish()
         self._watchdog.at(f"saving step {step}")
         began = time.monotonic()
         problem = None
         try:
-            # Before the step is there: whoever goes on from it finds the rows that led to it.
+            # Before the step exists: a resume from the step needs the rows up to it.
             if distributed.is_main():
                 self.location.sync(patience=0)
         except _KINDS as error:
@@ -102,7 +116,7 @@ class Saver:
         self._logger.event("saving", step=step, seconds=time.monotonic() - began)
 
     def save_for_good(self, state: TrainState, step: int) -> None:
-        """Saves and waits until the save is whole, trying as often as saves may fail."""
+        """Saves and waits until the save is complete. Retries until too many saves have failed."""
         while True:
             self.save(state, step)
             began = time.monotonic()
@@ -113,7 +127,7 @@ class Saver:
             time.sleep(_PAUSE_SECONDS)
 
     def finish(self) -> None:
-        """Waits for the save under way. One that failed is noted; too many in a row end the run."""
+        """Waits for the save in progress. Logs a failure; raises it after too many in a row."""
         self._watchdog.at("waiting for a save")
         problem, is_whole = None, False
         try:
@@ -124,12 +138,14 @@ class Saver:
             self._failed = 0
 
     def close(self) -> None:
-        """Waits for what is being saved."""
+        """Waits for the save in progress and ends the background threads."""
         self.finish()
         self._checkpoints.close()
 
     def _has_failed(self, problem: _Failure | None) -> bool:
-        """Returns whether any process has a problem, and notes it in all: all end with one code."""
+        """Returns whether any process has a problem. All processes count it and raise the same
+        error.
+        """
         kind = 0 if problem is None else 1 + _KINDS.index(type(problem))
         worst = distributed.largest(kind, mesh=self._mesh)
         if worst:
@@ -152,103 +168,29 @@ class Saver:
         )
 
 
-class SaveSchedule(Hook):
-    """Asks for saves: at the end of each phase, and every so many steps or minutes.
-
-    With `every_minutes`, a step that `keep_every` divides is saved, too: it is to be kept. The
-    numbers of a run do not depend on it.
-    """
-
-    def __init__(
-        self,
-        config: CheckpointConfig,
-        *,
-        mesh: Mesh,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._config, self._mesh, self._clock = config, mesh, clock
-        self.on_save(0)
-
-    def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
-        self.on_save(step)
-        return super().begin(run, step, rows)
-
-    def on_save(self, step: int) -> None:
-        """Begins a new interval: this step is being saved."""
-        self._from, self._since = step, self._clock()
-        self._ask_at = step + _FIRST
-
-    def on_step(self, step: int) -> Action:
-        is_due = step in self.run.job.config.phase_ends or self.is_due(step)
-        return SAVE if is_due else CONTINUE
-
-    def is_due(self, step: int) -> bool:
-        """Returns whether to save this step."""
-        config = self._config
-        if not config.every_minutes:
-            return step % config.every_steps == 0
-        if config.keep_every and step % config.keep_every == 0:
-            return True
-        if step < self._ask_at:
-            return False
-        more = distributed.broadcast_from_main(lambda: self._steps_to_wait(step), mesh=self._mesh)
-        self._ask_at = step + (more or 0)
-        return not more
-
-    def _steps_to_wait(self, step: int) -> int:
-        """Returns after how many steps to ask again; 0: it is time."""
-        interval, passed = 60 * self._config.every_minutes, self._clock() - self._since
-        left = interval - passed
-        steps_left = left * (step - self._from) / max(passed, 1e-9)
-        if left < _EARLY * interval or steps_left < 1:
-            return 0
-        return min(max(1, int(steps_left / 2)), 2**30)
-
-
-class Room(NamedTuple):
-    """Bytes: of one checkpoint, of all that are still to come, and those that are free."""
-
-    kept: int  # checkpoints
-    one: int
-    needed: int
-    free: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.kept} checkpoint(s) of {self.one / 1e9:.3g} GB and one under way need "
-            f"{self.needed / 1e9:.3g} GB more, and {self.free / 1e9:.3g} GB are free"
-        )
-
-
 def state_bytes(state: Any) -> int:
-    """Returns what a state, or the description of one, has in all devices together."""
+    """Returns the bytes of a state, or of its description, on all devices together."""
     return sum(
         math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(state)
     )
 
 
-def room_of(workdir: Path, config: TrainConfig, size: int) -> Room:
-    """Returns how much a run needs whose checkpoints have `size` bytes. Quotas are not known."""
-    settings, steps = config.checkpoint, config.total_steps
-    kept = min(settings.keep_last, math.ceil(steps / settings.every_steps))
-    if settings.keep_every:
-        kept += steps // settings.keep_every
-    there = len(checkpoint.steps(workdir))
-    return Room(kept, size, size * max(kept + 1 - there, 1), free_space(workdir))
+def room_problem(workdir: Path, config: TrainConfig, size: int) -> str:
+    """Returns a warning if the disk has no room for all checkpoints of `size` bytes that a run
+    keeps; "" if it has. Quotas of a file system are not known.
 
-
-def require_room(location: Location, config: TrainConfig, state: Any) -> None:
-    """Notes that not all checkpoints of a run have room. A bucket has no end.
-
-    Raises StorageFailed where not even the next one has.
+    Raises StorageFailed if not even one checkpoint has room.
     """
-    if location.is_in_bucket:
-        return
-    room = room_of(location.path, config, state_bytes(state))
-    if room.free < _COMPRESSED * room.one:
-        raise StorageFailed(
-            f"{location.name}: no room for a checkpoint: one has {room.one / 1e9:.3g} GB, and "
-            f"{room.free / 1e9:.3g} GB are free; {REMEDY}"
-        )
-    if room.free < room.needed:
-        note(f"warning: {location.name}: {room}; {REMEDY}")
+    settings, free = config.checkpoint, free_space(workdir)
+    kept = min(settings.keep_last, math.ceil(config.total_steps / settings.every_steps))
+    if settings.keep_every:
+        kept += config.total_steps // settings.keep_every
+    needed = size * max(kept + 1 - len(checkpoint.steps(workdir)), 1)
+    text = (
+        f"{workdir}: {kept} checkpoint(s) of {size / 1e9:.3g} GB and one in progress need "
+        f"{needed / 1e9:.3g} GB more, and {free / 1e9:.3g} GB are free; free space, choose another "
+        "`workdir`, or set checkpoint.keep_last=1 and set checkpoint.keep_every=0"
+    )
+    if free < _COMPRESSED * size:
+        raise StorageFailed(text)
+    return text if free < needed else ""

@@ -1,33 +1,28 @@
-"""The log of steps: a row of metrics.jsonl every few steps, the bar, and the time of a step."""
+"""The log of steps: rows of metrics.jsonl, the progress bar, and the step time."""
 
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from bert_jax.training.hooks import CONTINUE, Action, Hook
-from bert_jax.training.job import Row
-
-if TYPE_CHECKING:
-    from bert_jax.training.loop import Run
+from bert_jax.training.job import Row, Run
 
 
-class StepLog(Hook):
-    """Writes rows. A step's time is that of the loop, without evaluating, saving and compiling."""
+class StepLog:
+    """Writes rows. The step time excludes evaluation, saving and compilation."""
 
-    def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
-        self._past = rows
-        return super().begin(run, step, rows)
+    def __init__(self, run: Run, past_rows: Sequence[Row]):
+        """`past_rows` are the rows of metrics.jsonl before this process started (process 0)."""
+        self._run, self._past = run, past_rows
 
     def begin_phase(self, phase: int) -> None:
-        """Begins to measure, once the phase is compiled and its data are open."""
-        self.run.logger.open_curves(self._past)
+        """Starts the clock of a phase, after compilation, when the data are open."""
+        self._run.logger.open_curves(self._past)
         self._phase = phase
         self._latest: Row = {}
         self.restart()
 
     def restart(self) -> None:
-        """Begins to measure, since the last row and since the phase began, anew."""
+        """Restarts the clocks of the row and of the phase."""
         self._restart_row()
         self._all_steps, self._phase_began = 0, self._row_began
 
@@ -36,7 +31,7 @@ class StepLog(Hook):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out of the time of steps what happens inside."""
+        """Excludes the block from the step time."""
         entered = time.monotonic()
         try:
             yield
@@ -47,20 +42,20 @@ class StepLog(Hook):
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts what happens inside as waiting for data."""
+        """Counts the block as time spent waiting for data."""
         entered = time.monotonic()
         try:
             yield
         finally:
             self._waited += time.monotonic() - entered
 
-    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> Action:
-        run, config = self.run, self.run.job.config
+    def see(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Counts a step, and writes its row if one is due."""
+        run, config = self._run, self._run.job.config
         self._steps += 1
         self._all_steps += 1
         run.bar.advance()
         seconds, steps = _seconds_per_step(self._row_began, self._steps), self._steps
-        run.preemption.step_seconds = seconds
         speed = run.job.speed(self._phase, seconds)
         loss = metrics["loss"]
         run.bar.describe = lambda: f"step {step}  loss {loss:.3f}  {_shown(speed)}"
@@ -70,17 +65,16 @@ class StepLog(Hook):
             row |= {"steps": steps, "time": time.time()}
             row["data_wait_seconds"] = self._waited / steps
             row |= run.job.epochs(step)
-            self._restart_row()  # before the row is written: that is part of the next step
+            self._restart_row()  # before writing the row, which belongs to the next step
             run.logger.row(**row)
             self._latest = row
-        return CONTINUE
 
     def closing_row(self) -> Row:
-        """Returns the last row of this process in the phase, with the speed over all its steps."""
+        """Returns the last row of the phase in this process, with the mean speed of the phase."""
         if not self._all_steps:
             return self._latest
         seconds = _seconds_per_step(self._phase_began, self._all_steps)
-        return self._latest | self.run.job.speed(self._phase, seconds)
+        return self._latest | self._run.job.speed(self._phase, seconds)
 
 
 def _seconds_per_step(began: float, steps: int) -> float:
@@ -88,6 +82,6 @@ def _seconds_per_step(began: float, steps: int) -> float:
 
 
 def _shown(speed: dict[str, float]) -> str:
-    """Returns the first rate among the figures: "25,361 tokens/s"."""
+    """Returns the first speed, such as "25,361 tokens/s"."""
     name = next(name for name in speed if name.endswith("_per_second"))
     return f"{speed[name]:,.0f} {name.removesuffix('_per_second')}/s"

@@ -105,10 +105,14 @@ def room(case: Case) -> Finding:
     assert case.workdir is not None
     if location.at(case.workdir).is_in_bucket:
         return passed("not checked: a bucket has no fixed size")
-    room = saving.room_of(Path(case.workdir), case.config, case.state_bytes)
-    if room.needed > room.free:
-        return failed(str(room), saving.REMEDY, exit_code=StorageFailed.exit_code)
-    return passed(str(room))
+    try:
+        problem = saving.room_problem(Path(case.workdir), case.config, case.state_bytes)
+    except StorageFailed as error:
+        problem = str(error)
+    if problem:
+        place, _, fix = problem.partition("; ")
+        return failed(place, fix, exit_code=StorageFailed.exit_code)
+    return passed(f"a checkpoint has {case.state_bytes / 1e9:.3g} GB: there is room for all")
 
 
 class _Probe:

@@ -7,21 +7,18 @@ expected of the last held-out loss, and so has `evaluate`.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bert_jax.config import TrainConfig
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
-from bert_jax.training.hooks import CONTINUE, Action, Hook
-from bert_jax.training.job import Row, Scores, TrainingJob
+from bert_jax.training.hooks import Hook, Stop
+from bert_jax.training.job import Row, Run, Scores, TrainingJob
 from bert_jax.workdir import log_reader, run_directory
 from bert_jax_lab.reference_curves import recorded_runs
 from bert_jax_lab.reference_curves.expectation import Expectation, expectation_of, expected_points
 from bert_jax_lab.reference_curves.published_losses import published
 from bert_jax_lab.reference_curves.watch import Watch
-
-if TYPE_CHECKING:
-    from bert_jax.training.loop import Run
 
 
 class ExpectedCurves(Hook):
@@ -61,7 +58,7 @@ class ExpectedCurves(Hook):
         )
         return kept
 
-    def begin(self, run: "Run", step: int, rows: Sequence[Row]) -> Action:
+    def begin(self, run: Run, step: int, rows: Sequence[Row]) -> Stop | None:
         if self._expectation is not None:
             self._watch = Watch(self._expectation, self._warn)
             self._watch.recall(rows)
@@ -74,16 +71,16 @@ class ExpectedCurves(Hook):
         self.run.event("unexpected", step=step, reason=reason, said=text)
         self.run.print(f"warning: step {step}: {text}")
 
-    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> Action:
+    def on_metrics(self, step: int, metrics: Mapping[str, float]) -> Stop | None:
         if self._watch is not None:
             self._watch.see(step, metrics)
-        return CONTINUE
+        return None
 
-    def on_evaluation(self, step: int, scores: Scores) -> Action:
+    def on_evaluation(self, step: int, scores: Scores) -> Stop | None:
         if self._watch is not None and "validation" in scores:
             found = scores["validation"]
             self._watch.evaluated(step, found, length=found.get("sequence_length"))
-        return CONTINUE
+        return None
 
     def closing_figures(self, step: int) -> dict[str, Any]:
         """Returns `expected`: the band of the last held-out loss, what papers have, and what was

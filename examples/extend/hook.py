@@ -1,7 +1,7 @@
-"""A hook: ends a run once its held-out loss is low enough, and says how long that took.
+"""A hook: stops a run once its validation loss is low enough.
 
-A hook sees the steps, metrics and evaluations of a run and answers what the loop is to do. Its
-options are declared as a section.
+A hook sees the steps, metrics and evaluations of a run. It may stop the run: it returns the reason.
+Its options are declared as a section.
 
     bert-jax pretrain examples/extend/hook.py --corpus CORPUS --workdir RUN
 """
@@ -10,7 +10,7 @@ from bert_jax.config import HookConfig, TrainConfig
 from bert_jax.config.fields import Positive, section, setting
 from bert_jax.config_loader import load_config
 from bert_jax.registry import HOOKS
-from bert_jax.training.hooks import CONTINUE, STOP, Action, Hook
+from bert_jax.training.hooks import Hook
 
 
 @section
@@ -19,20 +19,17 @@ class TargetOptions(HookConfig, kind="target"):
 
 
 class Target(Hook):
-    """Ends the run at the first evaluation whose loss is `loss` or less."""
+    """Stops the run at the first evaluation with a loss of `loss` or less."""
 
     def __init__(self, loss: float):
         self.loss = loss
 
-    def on_evaluation(self, step: int, scores: dict) -> Action:
+    def on_evaluation(self, step: int, scores: dict) -> str | None:
         found = scores["validation"]["loss"]
         if found > self.loss:
-            return CONTINUE
+            return None
         self.run.event("target", step=step, loss=found)
-        return STOP
-
-    def stop(self, step: int) -> str:
-        return f"the held-out loss is {self.loss:g} or less"
+        return f"the validation loss is {self.loss:g} or less"
 
 
 HOOKS.register("target", Target)

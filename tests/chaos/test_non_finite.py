@@ -40,7 +40,7 @@ def losses_or_none(run: Started) -> list[tuple]:
 
 @long_form
 def test_a_budget_that_is_spent(tmp_path, corpus):
-    """Exit code 6; what is saved is finite, and a larger budget goes on from it."""
+    """Exit code 6; what is saved is finite, and a run with a larger budget resumes from it."""
     optimizer = dataclasses.replace(CONFIG.optimizer, max_skipped_updates=2)
     assert isinstance(optimizer, OptimizerConfig)
     # The step that spends it is evaluated, and none that is saved anyway.
@@ -49,7 +49,7 @@ def test_a_budget_that_is_spent(tmp_path, corpus):
     faults = ["nan=5,6,7"]
     run = Started(tmp_path / "run", corpus, faults=faults, config=config)
     assert run.finish() == [6], run.log()
-    assert "3 updates were left out" in run.log()
+    assert "3 updates were skipped" in run.log()
     assert checkpoint.steps(run.workdir)[-1] == 7
     larger = dataclasses.replace(
         config, optimizer=dataclasses.replace(optimizer, max_skipped_updates=3)

@@ -80,5 +80,5 @@ def test_sigterm_while_a_save_fails(tmp_path, corpus, step, moment):
     run.processes[0].send_signal(signal.SIGTERM)
     assert run.finish(120) == [42], run.log()
     assert "No space left on device" in run.log()
-    assert f"step {step} is saved and the same command goes on from it" in run.log()
+    assert f"step {step} is saved and the same command resumes from it" in run.log()
     assert max(checkpoint.steps(run.workdir)) == step

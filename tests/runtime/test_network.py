@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import datetime
 import errno
 import importlib.util
-import json
 import socket
 import socketserver
 import ssl
@@ -29,13 +27,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from google.auth import exceptions as google_auth
 
 from bert_jax.__main__ import main
-from bert_jax.config import CheckpointConfig
 from bert_jax.errors import StorageFailed, Unreachable, with_exit_code
 from bert_jax.runtime import distributed, network
 from bert_jax.training import saving
-from bert_jax.training.saving import SaveSchedule
 from bert_jax.workdir import checkpoint, manifest, recovery, storage
-from tests.batches import mesh_of
 
 # The client of huggingface_hub, which changed its name with version 2.
 httpx = importlib.import_module("httpx2" if importlib.util.find_spec("httpx2") else "httpx")
@@ -324,71 +319,3 @@ def test_all_processes_end_with_the_worst_of_their_codes(monkeypatch, ours, wors
     with pytest.raises((Unreachable, StorageFailed)) as caught:
         one._has_failed(ours)
     assert caught.value.exit_code == code
-
-
-# --- when to save ---------------------------------------------------------------------------------
-
-
-def _saves(seconds_of, *, steps: int, monkeypatch, **fields) -> tuple[list[int], list[float], int]:
-    """Returns the steps that are saved, the time of each, and how often process 0 was asked."""
-    now, asked = [0.0], []
-    decide = distributed.broadcast_from_main
-    monkeypatch.setattr(
-        "bert_jax.training.saving.distributed.broadcast_from_main",
-        lambda choose, mesh: asked.append(1) or decide(choose, mesh=mesh),
-    )
-    schedule = SaveSchedule(CheckpointConfig(**fields), mesh=mesh_of(1), clock=lambda: now[0])
-    saved, times = [], []
-    for step in range(1, steps + 1):
-        now[0] += seconds_of(step)
-        if schedule.is_due(step):
-            schedule.on_save(step)
-            saved.append(step)
-            times.append(now[0])
-    return saved, times, len(asked)
-
-
-def test_by_steps_nobody_is_asked(monkeypatch):
-    saved, _, asked = _saves(lambda _: 1.0, steps=40, monkeypatch=monkeypatch, every_steps=9)
-    assert saved == [9, 18, 27, 36] and asked == 0
-
-
-@pytest.mark.parametrize("seconds", [0.044, 1.0, 7.0])
-def test_by_minutes(monkeypatch, seconds):
-    """Ten minutes apart, two per cent early at most or one step late, with few questions."""
-    steps = int(3700 / seconds)
-    saved, times, asked = _saves(
-        lambda _: seconds, steps=steps, monkeypatch=monkeypatch, every_minutes=10.0
-    )
-    gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
-    assert len(saved) == 6 and all(587 <= gap <= 600 + seconds for gap in gaps), gaps
-    assert asked <= 10 * len(saved)
-
-
-def test_by_minutes_when_steps_become_slower_or_began_slowly(monkeypatch):
-    """A first step that compiles for five minutes; later, steps that take three times as long."""
-
-    def seconds(step: int) -> float:
-        return 300.0 if step == 1 else 0.05 if step < 20_000 else 0.15
-
-    _, times, asked = _saves(seconds, steps=40_000, monkeypatch=monkeypatch, every_minutes=10.0)
-    gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
-    # Half of what was left may have taken three times as long.
-    assert len(gaps) >= 6 and all(580 <= gap <= 1200 for gap in gaps), gaps
-    assert asked < 150
-
-
-def test_steps_to_keep_are_saved_whatever_the_time(monkeypatch):
-    saved, _, _ = _saves(
-        lambda _: 1.0, steps=700, monkeypatch=monkeypatch, every_minutes=10.0, keep_every=250
-    )
-    assert saved == [250, 500]
-
-
-def test_a_config_of_an_earlier_version_saves_by_steps():
-    from bert_jax import config as configs
-
-    values = configs.to_dict(CheckpointConfig())
-    assert values.pop("every_minutes") == 0.0
-    assert configs.from_dict(json.loads(json.dumps(values)), CheckpointConfig) == CheckpointConfig()
-    assert dataclasses.replace(CheckpointConfig(), every_minutes=1.0) != CheckpointConfig()

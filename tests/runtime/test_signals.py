@@ -186,7 +186,7 @@ def test_ctrl_c_saves_and_an_evaluation_comes_after_the_save(tmp_path, corpus, c
     (step,) = checkpoint.steps(workdir)
     assert step in (3, 4)
     said = capsys.readouterr().err
-    assert f"error: interrupted; step {step} is saved and the same command goes on from it" in said
+    assert f"error: interrupted; step {step} is saved and the same command resumes from it" in said
 
     monkeypatch.setattr(MetricsLogger, "row", written)
     evaluated = HeldOut.run

@@ -343,7 +343,7 @@ def test_the_best_checkpoint_is_that_of_the_first_metric(tmp_path, encoder, glue
     home = tmp_path / "run"
     command = finetune(encoder, home, "--task", "sst2", "--data", str(glue), *_FAST)
     assert main([*command, "--set", 'hooks=[{"kind": "best_checkpoint", "figure": "loss"}]']) == 2
-    assert "no figure 'loss'; it has accuracy" in capsys.readouterr().err
+    assert "no metric 'loss'; it has accuracy" in capsys.readouterr().err
     assert not (home / "metrics.jsonl").exists()
     each = ["evaluation.every_steps=10", 'hooks=["best_checkpoint"]']
     assert main([*command, *(option for field in each for option in ("--set", field))]) == 0

@@ -13,15 +13,7 @@ from bert_jax.config_loader import override
 from bert_jax.registry import HOOKS, OBJECTIVES
 from bert_jax.runtime.preemption import Preemption
 from bert_jax.training.held_out_hooks import HeldOutFigure
-from bert_jax.training.hooks import (
-    CONTINUE,
-    SAVE,
-    STOP,
-    Hook,
-    evaluates_at,
-    evaluations_in,
-    named_hooks,
-)
+from bert_jax.training.hooks import Hook, evaluates_at, evaluations_in, named_hooks
 from bert_jax.workdir import checkpoint, log_reader
 from tests import tiny_corpus
 from tests.states import arrays_of, assert_same_bits
@@ -135,71 +127,65 @@ def test_a_run_stops_early_and_says_so(tmp_path, corpus, capsys):
     assert max(held_out(cut, "mlm_loss")) == _STEPS
 
 
-def test_what_a_hook_asks_for(tmp_path, corpus, monkeypatch):
-    """It sees every step once, in order; a save that it asks for is made."""
+def test_a_hook_sees_every_step_once_and_in_order(tmp_path, corpus, monkeypatch):
     seen: list[int] = []
 
-    class Saves(Hook):
-        def on_step(self, step):
-            return SAVE if step == 7 else CONTINUE
-
+    class Sees(Hook):
         def on_metrics(self, step, metrics):
             seen.append(step)
-            return SAVE if step == 11 else CONTINUE
 
-    monkeypatch.setitem(HOOKS._entries, "saves", Saves)
-    command = write(tmp_path / "run.json", "saves")
+    monkeypatch.setitem(HOOKS._entries, "sees", Sees)
+    command = write(tmp_path / "run.json", "sees")
     assert main([*command, "--corpus", str(corpus), "--workdir", str(tmp_path / "run")]) == 0
     assert seen == [*range(1, _STEPS + 1)]
-    # Metrics of a step are read when the next one is under way.
-    assert [e["step"] for e in events(tmp_path / "run", "save")] == [7, 12, 20, 40, 60]
+    assert [e["step"] for e in events(tmp_path / "run", "save")] == [20, 40, 60]
 
 
 class Stops(Hook):
-    """It ends the run as soon as that may be."""
+    """Stops the run at the first step."""
 
-    def on_step(self, step):
-        return STOP
+    def on_metrics(self, step, metrics):
+        return "enough"
 
 
-def test_a_run_that_ends_before_it_is_evaluated(tmp_path, corpus, monkeypatch, capsys):
+def test_a_run_that_stops_before_its_first_evaluation(tmp_path, corpus, monkeypatch, capsys):
     monkeypatch.setitem(HOOKS._entries, "stops", Stops)
     command = write(tmp_path / "run.json", "stops")
     assert main([*command, "--corpus", str(corpus), "--workdir", str(tmp_path / "run")]) == 0
     found = capsys.readouterr().out
-    assert "step 1" in found and "training speed" in found and "MLM loss" not in found
+    assert "step 2" in found and "training speed" in found and "MLM loss" not in found
 
 
 class StopsAt(Hook):
-    """It ends the run where an evaluation is due, and says so when a run begins there."""
+    """Stops the run at an evaluation, or at a step that is due for one, and refuses to continue."""
 
-    def __init__(self, asks_by: str):
-        self._asks_by = asks_by
+    def __init__(self, at: str):
+        self._at = at
 
     def begin(self, run, step, rows):
         super().begin(run, step, rows)
-        return STOP if step >= 2 * _EVERY else CONTINUE
-
-    def on_step(self, step):
-        return STOP if self._asks_by == "on_step" and step == 2 * _EVERY else CONTINUE
+        return "enough" if step >= 2 * _EVERY else None
 
     def on_metrics(self, step, metrics):
-        # Those of the step before: they are read once the next one is under way.
-        return STOP if self._asks_by == "on_metrics" and step == 2 * _EVERY - 1 else CONTINUE
+        # The metrics of a step are read while the next step is computed.
+        return "enough" if self._at == "step" and step == 2 * _EVERY - 1 else None
+
+    def on_evaluation(self, step, scores):
+        return "enough" if self._at == "evaluation" and step == 2 * _EVERY else None
 
 
-@pytest.mark.parametrize("asks_by", ["on_step", "on_metrics"])
-def test_a_run_that_is_stopped_where_an_evaluation_is_due_has_it(
-    tmp_path, corpus, monkeypatch, asks_by
+@pytest.mark.parametrize("at", ["step", "evaluation"])
+def test_a_stopped_run_is_saved_and_has_the_evaluation_that_is_due(
+    tmp_path, corpus, monkeypatch, at
 ):
-    monkeypatch.setitem(HOOKS._entries, "stops", lambda: StopsAt(asks_by))
+    monkeypatch.setitem(HOOKS._entries, "stops", lambda: StopsAt(at))
     command = [*write(tmp_path / "run.json", "stops"), "--corpus", str(corpus), "--workdir"]
     run = tmp_path / "run"
     for _ in range(2):
         assert main([*command, str(run)]) == 0
         assert [*held_out(run, "mlm_loss")] == [_EVERY, 2 * _EVERY]
         assert checkpoint.steps(run) == [2 * _EVERY]
-    assert events(run, "stop")[0]["reason"] == "StopsAt"
+    assert [event["reason"] for event in events(run, "stop")] == ["enough"] * 2
 
 
 def test_the_evaluations_of_a_phase_are_those_that_the_schedule_asks_for():
@@ -231,7 +217,7 @@ def test_a_name_that_is_not_there_is_refused(tmp_path, corpus, capsys):
         for asked in (command, ["doctor", *command[1:]]):
             assert main([*asked, *figure]) == 2
             told = capsys.readouterr()
-            assert "no figure 'f1'; it has loss, mlm_loss, " in told.out + told.err
+            assert "no metric 'f1'; it has loss, mlm_loss, " in told.out + told.err
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 

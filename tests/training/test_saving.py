@@ -1,0 +1,40 @@
+"""Which steps are saved: by steps, by minutes, steps to keep, and the ends of phases."""
+
+import pytest
+
+from bert_jax.config import CheckpointConfig, PhaseConfig
+from bert_jax.training.saving import SaveSchedule
+from tests import tiny_corpus
+from tests.batches import mesh_of
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved"),
+    [
+        ({"every_steps": 9}, [9, 18, 27, 35, 36, 40]),
+        # Ten minutes of ten-second steps are 60 steps; the next step with a row of the log is 65.
+        ({"every_minutes": 10.0}, [35, 40, 100]),
+        ({"every_minutes": 10.0, "keep_every": 25}, [25, 35, 40, 50, 75, 100]),
+    ],
+    ids=str,
+)
+def test_steps_that_are_saved(settings, saved):
+    steps = max(*saved, 40)
+    phases = (
+        PhaseConfig(sequence_length=32, steps=35, global_batch_size=8),
+        PhaseConfig(sequence_length=32, steps=5, global_batch_size=8),
+    )
+    if steps > 40:
+        phases += (PhaseConfig(sequence_length=32, steps=1000, global_batch_size=8),)
+    config = tiny_corpus.tiny_config(
+        phases=phases, checkpoint=CheckpointConfig(**settings), log_every_steps=5
+    )
+    now = [0.0]
+    schedule = SaveSchedule(config, mesh=mesh_of(1), clock=lambda: now[0])
+    found = []
+    for step in range(1, steps + 1):
+        now[0] += 10.0
+        if schedule.is_due(step):
+            schedule.restart()
+            found.append(step)
+    assert found == saved
