@@ -339,7 +339,7 @@ def _marked(text: str) -> str:
 
 # --- the way from the command line to the step ----------------------------------------------------
 
-_MOST_LINES = 350
+_MOST_LINES = 300
 
 
 def with_lines(text: str) -> str:

@@ -19,7 +19,6 @@ import bert_jax
 from bert_jax.__main__ import main
 from bert_jax.config import ComputeConfig, HeadConfig
 from bert_jax.config_loader import execute, load_config
-from bert_jax.memory.estimate import of_train_step
 from bert_jax.model import bert, layers
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed
@@ -199,12 +198,11 @@ def test_a_mixer_does_not_leak_between_packed_sequences(name):
 
 @each_mixer
 def test_a_mixer_says_what_it_costs(name, monkeypatch):
-    """The FLOPs are those of the step's products; without attention, no scores are kept."""
+    """The FLOPs are those of the matrix products of the step."""
     # A CPU multiplies with ones to sum up the gradient of a bias.
     monkeypatch.setattr(layers, "is_on_cpu", lambda: False)
     given, changes = _MIXERS[name]
     sets = [*_SMALL, "model.num_hidden_layers=2"]
-    estimates = []
     for is_own in (True, False):
         config = load_config(given, sets + changes) if is_own else load_config(_BERT, sets)
         objective, phase = OBJECTIVES[config.objective], config.phases[0]
@@ -227,12 +225,6 @@ def test_a_mixer_says_what_it_costs(name, monkeypatch):
             size = config.model.hidden_size // config.model.num_attention_heads
             closed -= phase.global_batch_size * (3 * size - 1) * per_column
         assert product_flops(jaxpr.jaxpr) - closed == 2 * phase.global_batch_size * picked
-        estimates.append(of_train_step(config, state, batch, mesh=mesh, platform="cpu").activations)
-    if name in ("window", "dot_product"):
-        assert estimates[0] == estimates[1]
-    else:
-        keeps_less = name in ("mixer", "convolution")
-        assert estimates[0] < estimates[1] if keeps_less else estimates[0] > estimates[1]
 
 
 @each_mixer

@@ -271,9 +271,8 @@ class TrainingOptions(Processes):
 
     fit_memory: bool = setting(
         False,
-        "choose `optimizer.gradient_accumulation_steps` (microbatches) by the memory that is "
-        "free, `compute.remat` and `compute.gather` where one row is still too much (on a CPU "
-        "with `compute.layers=scan`), and `evaluation.batch_size`; a resumed run keeps its choice",
+        "choose `optimizer.gradient_accumulation_steps` (microbatches) and `evaluation.batch_size` "
+        "so that the compiled steps fit into the free memory; a resumed run keeps its choice",
     )
     tracker: tuple[str, ...] = setting(
         (), "NAME: also send the curves to [this service](configuration.md#trackers): wandb"

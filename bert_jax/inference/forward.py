@@ -99,6 +99,11 @@ class Forward:
         wanted = min(self._batch_size, 1 << (rows - 1).bit_length())
         return -(-wanted // self._mesh.size) * self._mesh.size
 
+    def lowered(self, params: Any, batch: dict[str, np.ndarray]) -> Any:
+        """Returns the program for batches of this shape. `params` may be descriptions."""
+        with jax.set_mesh(self._mesh):
+            return self._apply.lower(params, device_feed.whole_to_global(batch, mesh=self._mesh))
+
     def batch(self, params: bert.Params, batch: dict[str, np.ndarray]) -> Any:
         """Returns the outputs of one batch of a `size`, float32. Raises NonFinite."""
         with jax.set_mesh(self._mesh):

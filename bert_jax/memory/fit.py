@@ -1,17 +1,12 @@
-"""Finds settings with which the steps of a run fit into memory.
+"""Whether the steps of a run fit into memory: by the compiler's own figure for the program.
 
-Three sources say what a step needs: the estimate, before anything is compiled (estimate.py); the
-compiler of this machine (compiled.py); and that of TPUs that are not here (`bert-jax plan`). All
-share the order in which changes are tried, and the search.
-
-The estimate is within about a fifth of what the compiler says later. So by it only what is clearly
-too much is refused, and what is chosen leaves as much room.
+`require_memory` checks a compiled step. `settle` searches for settings that fit: it compiles, asks,
+and takes more microbatches until the program fits.
 """
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,163 +15,164 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax import config_loader
-from bert_jax.config import ComputeConfig, TrainConfig, flatten, replaced
+from bert_jax.config import TrainConfig, flatten, replaced
 from bert_jax.errors import UsageError
-from bert_jax.memory import estimate
 from bert_jax.memory.free import free_bytes
 from bert_jax.model import sharding
-from bert_jax.progress import note
+from bert_jax.progress import note, ticking
 from bert_jax.runtime import distributed, host_allocator
 from bert_jax.update.state import TrainState
+from bert_jax.update.step import compile_lowered, temporary_bytes
 from bert_jax.workdir import checkpoint, run_directory
 
-# The only one of the fields that are chosen that defines the numbers of a run, by its rounding.
-MICROBATCHES = "optimizer.gradient_accumulation_steps"
-# The options that are chosen by the free memory.
-_CHOSEN = (
-    MICROBATCHES,
-    "compute.remat",
-    "compute.layers",
-    "compute.gather",
-    "evaluation.batch_size",
-)
-_POLICIES = ("none", "dots", "full")
-# How far the estimate of what is not the state may be from the truth.
-_MARGIN = 1.25
-# Freed memory that is kept may double what a process takes.
-_TWICE = 2
+# The fields that `settle` chooses. Of these only the first one affects the numbers of a run, by its
+# rounding.
+MICROBATCHES, EVALUATION_ROWS = "optimizer.gradient_accumulation_steps", "evaluation.batch_size"
+# Programs that are compiled for one step at most.
+MOST_COMPILATIONS = 4
 _GIB = 2**30
-
-Change = tuple[str, TrainConfig]
-Batch = Mapping[str, Any]
-
-
-# --- the order in which changes are tried --------------------------------------------------------
-
-
-def candidates(config: TrainConfig, *, shards: int, platform: str) -> Iterator[Change]:
-    """Yields what makes a train step smaller, what costs least first, with its name.
-
-    None of it changes the training beyond rounding: microbatches, down to one row for each of the
-    `shards` of a batch; then the same with more rematerialisation, and weights gathered by layer.
-    """
-    rows = [phase.global_batch_size // shards for phase in config.phases]
-    now = config.optimizer.gradient_accumulation_steps
-    numbers = [n for n in range(now, min(rows) + 1) if all(r % n == 0 for r in rows)]
-    for compute in _computes(config, shards=shards, platform=platform):
-        for number in numbers:
-            optimizer = dataclasses.replace(config.optimizer, gradient_accumulation_steps=number)
-            changed = dataclasses.replace(config, compute=compute, optimizer=optimizer)
-            if changed != config:
-                yield _difference(config, changed), changed
-
-
-def evaluation_candidates(config: TrainConfig, *, devices: int) -> Iterator[Change]:
-    """Yields smaller batches of the evaluation: half as many rows each time."""
-    rows = math.ceil(config.evaluation.batch_size / devices)
-    while rows > 1:
-        rows //= 2
-        evaluation = dataclasses.replace(config.evaluation, batch_size=rows * devices)
-        changed = dataclasses.replace(config, evaluation=evaluation)
-        yield _difference(config, changed), changed
-
-
-def _computes(config: TrainConfig, *, shards: int, platform: str) -> Iterator[ComputeConfig]:
-    compute = config.compute
-    yield compute
-    in_effect = estimate.is_rematerialised(config, platform=platform)
-    first = _POLICIES.index(compute.remat) + 1 if in_effect else 1
-    # On a CPU it has an effect in a loop only.
-    layers = "scan" if platform == "cpu" else compute.layers
-    for policy in _POLICIES[first:]:
-        compute = dataclasses.replace(compute, remat=policy, layers=layers)
-        yield compute
-    if shards > 1 and compute.gather == "per_step":
-        yield dataclasses.replace(compute, gather="per_layer")
-
-
-def _difference(config: TrainConfig, changed: TrainConfig) -> str:
-    """Returns "set A=1 set B=2" for what leads from one config to the other."""
-    old, new = flatten(config), flatten(changed)
-    return " ".join(f"set {name}={new[name]}" for name in new if new[name] != old.get(name))
-
-
-# --- the search ----------------------------------------------------------------------------------
-
-
-class Fitting(NamedTuple):
-    """A change that fits: its name, the changed config, and the bytes that this needs."""
-
-    name: str
-    config: TrainConfig
-    needed: float
-
-
-def first_that_fits(
-    changes: Iterable[Change],
-    *,
-    room: float,
-    expected: Callable[[TrainConfig], float],
-    margin: float = 1.0,
-    compiled: Callable[[TrainConfig], float] | None = None,
-    tries: int | None = None,
-) -> Fitting | None:
-    """Returns the first change with which a step fits into `room` bytes; None if none does.
-
-    `expected` returns what the step of a config may need, which is wrong by a factor of `margin` at
-    most. Where no step surely fits, the smallest that may do is returned: the compiler will say.
-    If it can be asked by `compiled`, its figure decides instead, of at most `tries` steps.
-    """
-    smallest, asked = None, 0
-    for name, config in changes:
-        needed = expected(config)
-        if needed / margin > room:
-            continue
-        if compiled is not None:
-            if asked == tries:
-                break
-            asked += 1
-            note(f"does not fit; trying {name}")
-            if (exact := compiled(config)) <= room:
-                return Fitting(name, config, exact)
-        elif needed * margin <= room:
-            return Fitting(name, config, needed)
-        elif smallest is None or needed < smallest.needed:
-            smallest = Fitting(name, config, needed)
-    return smallest
-
-
-# --- before a run --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """The global batches that a run with some config computes: arrays, or descriptions of them."""
+    """The programs of a run: each function lowers the step of a phase for a config."""
 
-    # One for each phase.
-    training: Callable[[TrainConfig], Sequence[Batch]]
-    evaluation: Callable[[TrainConfig], Sequence[Batch]]
+    training: Callable[[TrainConfig, int], Any]
+    evaluation: Callable[[TrainConfig, int], Any]
 
 
 class Settled(NamedTuple):
     """The config to run."""
 
     config: TrainConfig
-    # Fields that may differ from those of the run that the directory holds.
+    # Fields that may differ from those of the run in the workdir.
     allowed: Sequence[str]
-    # Bytes of one device: what the largest step needs, by the estimate, and what is free. None
-    # where the devices do not say.
-    needed: int | None = None
-    room: int | None = None
-    is_on_cpu: bool = False
+    # Phase -> its train step, if it was compiled.
+    programs: Mapping[int, Any] = {}
 
-    def set_up_allocator(self) -> None:
-        """Lets large blocks go back to the host where keeping them could take more than is free.
 
-        To be called before the run allocates its state.
-        """
-        if self.is_on_cpu and self.needed and self.room and _TWICE * self.needed > self.room:
-            host_allocator.map_large_blocks()
+def room_beside_state(config: TrainConfig, mesh: Mesh) -> int | None:
+    """Returns the bytes of one device that a step may take before the state of a run is allocated.
+
+    The room for the state and for the copy that a save writes from is subtracted. The process with
+    the least free memory decides. None if a device does not report its memory.
+    """
+    devices = mesh.local_devices
+    # All CPU devices share the memory of the host.
+    is_cpu = devices[0].platform == "cpu"
+    free = free_bytes(devices[0])
+    free = distributed.smallest(
+        None if free is None else free // (len(devices) if is_cpu else 1), mesh=mesh
+    )
+    state = TrainState.abstract(config, mesh)
+    known = sharding.bytes_per_device((state.params, state.opt_state)) + saved_bytes(state, is_cpu)
+    return None if free is None else free - known
+
+
+def saved_bytes(state: TrainState, is_cpu: bool) -> int:
+    """Returns the bytes per device of the copy that a background save writes from.
+
+    The copy is in the memory of the host, which only a CPU shares with the steps.
+    """
+    return sharding.bytes_per_device(state) if is_cpu else 0
+
+
+def require_memory(
+    program: Any, *, config: TrainConfig, phase: int, state: Any, mesh: Mesh
+) -> None:
+    """Raises UsageError, with the fix, if a compiled step needs more memory than is free.
+
+    The arrays of `state` are allocated already.
+    """
+    devices = mesh.local_devices
+    sizes, free = program.memory_analysis(), free_bytes(devices[0])
+    if sizes is None or free is None:
+        return
+    is_cpu = devices[0].platform == "cpu"
+    sharing = len(devices) if is_cpu else 1
+    needed = (temporary_bytes(sizes) + saved_bytes(state, is_cpu)) * sharing
+    if is_cpu and 2 * needed > free:
+        # Freed memory that the allocator keeps may double the size of the process.
+        host_allocator.map_large_blocks()
+    if needed <= free:
+        return
+    factor = _factor(needed, free)
+    smaller = with_microbatches(config.in_phase(phase), factor, shards=sharding.row_shards(mesh))
+    raise UsageError(
+        f"phase {phase}: a step and a save need {needed / _GIB:.1f} GiB in addition to the state, "
+        f"and {free / _GIB:.1f} GiB are free: {_fix(config, smaller)}"
+    )
+
+
+def _fix(config: TrainConfig, smaller: TrainConfig | None) -> str:
+    if smaller is not None:
+        number = smaller.optimizer.gradient_accumulation_steps
+        return f"let `fit_memory` choose, or set {MICROBATCHES}={number}"
+    more = "" if config.compute.remat == "full" else "set compute.remat=full, or "
+    return f"{more}take a smaller batch or model, more devices or more memory"
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+
+def with_microbatches(config: TrainConfig, factor: int, *, shards: int) -> TrainConfig | None:
+    """Returns the config with at least `factor` times the microbatches, or as many as possible.
+
+    Every microbatch has at least one row for each of the `shards` of a batch. None if there are as
+    many already.
+    """
+    rows = [phase.global_batch_size // shards for phase in config.phases]
+    now = config.optimizer.gradient_accumulation_steps
+    numbers = [n for n in range(now + 1, min(rows) + 1) if all(r % n == 0 for r in rows)]
+    if not numbers:
+        return None
+    number = next((n for n in numbers if n >= factor * now), numbers[-1])
+    optimizer = dataclasses.replace(config.optimizer, gradient_accumulation_steps=number)
+    return dataclasses.replace(config, optimizer=optimizer)
+
+
+def with_fewer_rows(config: TrainConfig, factor: int, *, devices: int) -> TrainConfig | None:
+    """Returns the config with evaluation batches smaller by `factor`, at least one row a device."""
+    rows = math.ceil(config.evaluation.batch_size / devices)
+    if rows == 1:
+        return None
+    smaller = max(rows // factor, 1) * devices
+    evaluation = dataclasses.replace(config.evaluation, batch_size=smaller)
+    return dataclasses.replace(config, evaluation=evaluation)
+
+
+def search(
+    config: TrainConfig,
+    *,
+    needed: Callable[[TrainConfig], float],
+    smaller: Callable[[TrainConfig, int], TrainConfig | None],
+    room: float,
+    tries: int = MOST_COMPILATIONS,
+) -> tuple[TrainConfig, float] | None:
+    """Returns the first config with a step that needs at most `room` bytes, and these bytes.
+
+    `needed` compiles, `smaller` divides a step by a factor: the power of two that its last size
+    asks for, and without limit in the last of the `tries`. None if no step fits.
+    """
+    for left in range(tries - 1, -1, -1):
+        size = needed(config)
+        if size <= room:
+            return config, size
+        found = smaller(config, _factor(size, room) if left > 1 else 2**30)
+        if found is None or not left:
+            return None
+        config = found
+    return None
+
+
+def _factor(size: float, room: float) -> int:
+    """Returns the least power of two, from 2, by which a size would have to be divided."""
+    if room <= 0 or not math.isfinite(size):
+        return 2
+    return 2 ** max(math.ceil(math.log2(size / room)), 1)
+
+
+# --- before a run --------------------------------------------------------------------------------
 
 
 def settle(
@@ -188,148 +184,107 @@ def settle(
     choose: bool,
     allowed: Sequence[str] = (),
 ) -> Settled:
-    """Returns the config to run, with what its steps need.
+    """Returns the config to run.
 
-    `choose` finds settings with which it fits. A run that has a checkpoint keeps its own, unless
-    `allowed` names the number of microbatches, or a batch in as many does not divide over these
-    devices; until then nothing hangs on them. Raises UsageError, with the remedy, if the run is
-    clearly more than what is free.
+    `choose` searches for a number of microbatches and a size of evaluation batches that fit. A run
+    with a checkpoint keeps its own, unless `allowed` names the number of microbatches, or its
+    batches do not divide over these devices. Raises UsageError if no step fits.
     """
-    planner = _MemoryPlanner(config, demand, mesh)
-    is_kept = choose and _has_steps(directory) and MICROBATCHES not in allowed
-    begun = _as_begun(config, directory, mesh) if is_kept else None
-    if begun is not None:
-        config = begun
-    elif choose:
-        config, allowed = planner.choose(config), (*allowed, MICROBATCHES)
-    needed = planner.require_room(config)
-    return Settled(config, allowed, needed, planner.room, planner.is_on_cpu)
+    has_steps = (directory / run_directory.CONFIG).is_file() and bool(checkpoint.steps(directory))
+    if not has_steps:
+        allowed = (*allowed, MICROBATCHES)  # no checkpoint depends on it yet
+    if not choose:
+        return Settled(config, allowed)
+    if MICROBATCHES not in allowed and (begun := _as_begun(config, directory, mesh)) is not None:
+        return Settled(begun, allowed)
+    chosen, programs = _choose(config, demand, mesh)
+    return Settled(chosen, (*allowed, MICROBATCHES), programs)
 
 
 def _as_begun(config: TrainConfig, directory: Path, mesh: Mesh) -> TrainConfig | None:
-    """Returns the config with what was chosen for the run of a directory; None if its batches do
-    not divide over these devices like that.
+    """Returns the config with the settings that were chosen for the run in a directory; None if its
+    batches do not divide over these devices like that.
     """
     stored = flatten(config_loader.load_config_json(directory / run_directory.CONFIG))
-    begun = replaced(config, {path: stored[path] for path in _CHOSEN})
-    kept = _difference(config, begun) or "as the config says"
+    begun = replaced(config, {name: stored[name] for name in (MICROBATCHES, EVALUATION_ROWS)})
+    kept = _difference(config, begun) or "the config is unchanged"
     for number, phase in enumerate(begun.phases):
         pieces = begun.in_phase(number).optimizer.gradient_accumulation_steps
         if phase.global_batch_size % (sharding.row_shards(mesh) * pieces):
-            note(f"`fit_memory`: this run began with {kept}, which does not divide over these "
-                 "devices: chosen anew")  # fmt: skip
+            note(f"`fit_memory`: the choice of this run ({kept}) does not divide over these "
+                 "devices; choosing again")  # fmt: skip
             return None
-    note(f"`fit_memory`: as this run began: {kept}")
+    note(f"`fit_memory`: as this run was started: {kept}")
     return begun
 
 
-def _has_steps(directory: Path) -> bool:
-    return (directory / run_directory.CONFIG).is_file() and bool(checkpoint.steps(directory))
+def _choose(config: TrainConfig, demand: Demand, mesh: Mesh) -> tuple[TrainConfig, dict[int, Any]]:
+    """Returns a config that fits, and the train steps that were compiled for it."""
+    given, room = config, room_beside_state(config, mesh)
+    if room is None:
+        note("`fit_memory`: these devices do not report their free memory; nothing is changed")
+        return config, {}
+    shards, largest = sharding.row_shards(mesh), 0.0
+    programs: dict[int, tuple[TrainConfig, Any]] = {}
 
+    def fitted(name: str, lower: Callable, smaller: Callable, phase: int) -> TrainConfig:
+        nonlocal largest
 
-class _MemoryPlanner:
-    """Compares estimates with what is free for one device, in the process that has least."""
+        def needed(config: TrainConfig) -> float:
+            with ticking(f"`fit_memory`: compiling {name}"):
+                program, size = _compiled(lower(config, phase))
+            programs[phase] = config, program
+            # The same in all processes. A MiB is exact enough, and has no more than 31 bits.
+            mebibytes = 2**30 if math.isinf(size) else math.ceil(size / 2**20)
+            agreed = distributed.largest(mebibytes, mesh=mesh)
+            return math.inf if agreed == 2**30 else agreed * 2**20
 
-    def __init__(self, config: TrainConfig, demand: Demand, mesh: Mesh):
-        devices = mesh.local_devices
-        self._demand, self._mesh, self._platform = demand, mesh, devices[0].platform
-        self.is_on_cpu = self._platform == "cpu"
-        # The devices of a CPU take all of it from one host.
-        sharing = len(devices) if self.is_on_cpu else 1
-        free = free_bytes(devices[0])
-        self.room = distributed.smallest(None if free is None else free // sharing, mesh=mesh)
-        # What is known, and no change that is tried alters: the state, its copy while it is saved,
-        # and what the process takes for itself.
-        self._state = TrainState.abstract(config, mesh)
-        self._known = sharding.bytes_per_device((self._state.params, self._state.opt_state))
-        self._known += estimate.saved_bytes(self._state, platform=self._platform)
-        self._known += estimate.process_bytes(platform=self._platform) // sharing
-
-    def require_room(self, config: TrainConfig) -> int | None:
-        """Returns the bytes that the largest step needs, None where nobody says what is free.
-
-        Raises UsageError, with the remedy, if the run is clearly more than that.
-        """
-        if self.room is None:
-            return None
-        rest, name = self._largest(config)
-        needed = self._known + rest
-        if self._known + rest / _MARGIN <= self.room:
-            return needed
-        if wanted := self._search(config):
-            remedy = f"let `fit_memory` choose, or {_difference(config, wanted)}"
-        else:
-            # A CPU computes bfloat16 in float32, for which it makes copies.
-            dtype = "float32" if self.is_on_cpu else "bfloat16"
-            other = f"set compute.dtype={dtype}, or " if config.compute.dtype != dtype else ""
-            remedy = (
-                f"neither microbatches nor rematerialisation are enough: {other}take a smaller "
-                "batch or model, more devices or more memory"
-            )
-        raise UsageError(
-            f"{name} would need about {needed / _GIB:.1f} GiB a device, the state and its save "
-            f"included, and {self.room / _GIB:.1f} GiB are free: {remedy}"
-        )
-
-    def choose(self, config: TrainConfig) -> TrainConfig:
-        """Returns the config with which the run fits, at the least cost, and says what it is.
-
-        Where nothing is enough it comes back as it is.
-        """
-        if self.room is None:
-            note("`fit_memory`: these devices do not say how much memory is free; nothing changes")
-            return config
-        found = self._search(config)
+        found = search(config, needed=needed, smaller=smaller, room=room)
         if found is None:
-            return config
-        needed = self._known + self._largest(found)[0]
-        note(
-            f"`fit_memory`: {_difference(config, found) or 'nothing has to change'}: about "
-            f"{needed / _GIB:.1f} GiB a device, of {self.room / _GIB:.1f} GiB that are free"
-        )
-        return found
+            raise UsageError(
+                f"{name} does not fit into the {max(room, 0) / _GIB:.1f} GiB of a device that are "
+                f"free in addition to the state and its save: {_fix(config, None)}"
+            )
+        largest = max(largest, found[1])
+        return found[0]
 
-    def _search(self, config: TrainConfig) -> TrainConfig | None:
-        """Returns the first config that fits, or may do."""
-        assert self.room is not None
-        room, unchanged = self.room - self._known, [("", config)]
-        options = {"shards": sharding.row_shards(self._mesh), "platform": self._platform}
-        step = first_that_fits(
-            itertools.chain(unchanged, candidates(config, **options)),
-            room=room,
-            expected=lambda c: max(self._training(c)),
-            margin=_MARGIN,
-        )
-        evaluation = first_that_fits(
-            itertools.chain(unchanged, evaluation_candidates(config, devices=self._mesh.size)),
-            room=room,
-            expected=lambda c: max(self._evaluation(c)),
-            margin=_MARGIN,
-        )
-        if step is None or evaluation is None:
-            return None
-        return dataclasses.replace(step.config, evaluation=evaluation.config.evaluation)
+    def of_evaluation(config: TrainConfig, factor: int) -> TrainConfig | None:
+        return with_fewer_rows(config, factor, devices=mesh.size)
 
-    def _largest(self, config: TrainConfig) -> tuple[int, str]:
-        """Returns the bytes beside the state of the largest step, and what it is called."""
-        kinds = {"a step": self._training(config), "an evaluation step": self._evaluation(config)}
-        return max(
-            (rest, f"phase {i}: {name}")
-            for name, found in kinds.items()
-            for i, rest in enumerate(found)
-        )
+    def of_training(config: TrainConfig, factor: int) -> TrainConfig | None:
+        return with_microbatches(config, factor, shards=shards)
 
-    def _training(self, config: TrainConfig) -> list[int]:
-        return self._estimated(config, self._demand.training, estimate.of_train_step)
+    # The largest batch first: it decides, and the other phases are compiled once.
+    sizes = [phase.global_batch_size * phase.sequence_length for phase in config.phases]
+    phases = sorted(range(len(sizes)), key=lambda phase: -sizes[phase])
+    with jax.set_mesh(mesh):
+        for phase in phases:
+            name = f"the evaluation step of phase {phase}"
+            config = fitted(name, demand.evaluation, of_evaluation, phase)
+        for phase in phases:
+            config = fitted(f"the step of phase {phase}", demand.training, of_training, phase)
+    note(
+        f"`fit_memory`: {_difference(given, config) or 'nothing has to change'}: a step takes "
+        f"{largest / _GIB:.2f} GiB of a device, of {room / _GIB:.2f} GiB that are free"
+    )
+    return config, {phase: program for phase, (of, program) in programs.items() if of == config}
 
-    def _evaluation(self, config: TrainConfig) -> list[int]:
-        return self._estimated(config, self._demand.evaluation, estimate.of_evaluation_step)
 
-    def _estimated(self, config: TrainConfig, batches: Callable, of: Callable) -> list[int]:
-        """Returns the bytes beside the state that a step of each phase needs."""
-        places = {"mesh": self._mesh, "platform": self._platform}
-        with jax.set_mesh(self._mesh):
-            return [
-                of(config.in_phase(i), self._state, batch, **places).beside_state
-                for i, batch in enumerate(batches(config))
-            ]
+def _compiled(lowered: Any) -> tuple[Any, float]:
+    """Returns a program and its bytes per device in addition to its arguments: infinite where the
+    compiler refuses it for its size, 0 where it does not report them.
+    """
+    try:
+        program = compile_lowered(lowered)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return None, math.inf
+    sizes = program.memory_analysis()
+    return program, 0 if sizes is None else temporary_bytes(sizes)
+
+
+def _difference(config: TrainConfig, changed: TrainConfig) -> str:
+    """Returns "set A=1 set B=2", the changes that lead from one config to the other."""
+    old, new = flatten(config), flatten(changed)
+    return " ".join(f"set {name}={new[name]}" for name in new if new[name] != old.get(name))

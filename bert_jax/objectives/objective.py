@@ -142,12 +142,6 @@ class Objective:
         """
         return None
 
-    def networks(self, config: TrainConfig) -> list[TrainConfig]:
-        """Returns a config for each encoder that a training step goes through, the model's first:
-        what the estimate of its memory counts.
-        """
-        return [config]
-
     def summarise(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Returns the held-out metrics from sums over all held-out batches, float64."""
         found = self.metrics({name: jnp.float32(value) for name, value in sums.items()})

@@ -4,7 +4,6 @@ the encoder says of each token whether it is the original.
 Dims: B batch, L length, M masked positions, K bins of scores.
 """
 
-import dataclasses
 import math
 from typing import Any
 
@@ -164,11 +163,6 @@ class ReplacedTokenDetection(MaskedLanguageModel):
     def uniform_loss(self, model: ModelConfig) -> float:
         """Returns ln V + 50 ln 2: 44.98 for BERT's vocabulary."""
         return math.log(model.vocab_size) + _WEIGHT * math.log(2)
-
-    def networks(self, config: TrainConfig) -> list[TrainConfig]:
-        """Adds the generator's."""
-        model = config.model.generator()
-        return [config, dataclasses.replace(config, model=model, head=GENERATOR_HEAD)]
 
     def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:
         """The generator's last block computes the masked positions, the encoder's every one."""

@@ -46,6 +46,7 @@ from bert_jax.training.run import RunSetup
 from bert_jax.training.run import train as train_job
 from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.state import TrainState
+from bert_jax.update.step import lower_train_step
 from bert_jax.workdir import checkpoint, location, log_reader, run_directory
 from bert_jax.workdir.inputs import is_same_place
 from bert_jax.workdir.location import Guard, Location
@@ -103,7 +104,7 @@ def train(
     place = location.opened(path, guard=guard)
     directory = place.path
     settled = fitting.settle(
-        config, _demand(data, mesh), mesh=mesh, directory=directory, choose=fit_memory
+        config, _demand(recipe, data, mesh), mesh=mesh, directory=directory, choose=fit_memory
     )
     config, allowed = settled.config, settled.allowed
     facts = _facts(recipe, data, source)
@@ -113,7 +114,6 @@ def train(
     if ended and ended["steps"] <= max(checkpoint.steps(directory), default=ended["steps"]):
         return ended
     job = FineTuning(config, recipe, data, mesh, source=source)
-    settled.set_up_allocator()
     closing = train_job(job, setup, named_hooks(config), started=started)
     scores = {
         split: {name: values[name] for name in values if name not in ("step", "split")}
@@ -153,11 +153,7 @@ class FineTuning(TrainingJob):
         # The head is fresh: there is nothing to score at the beginning. Batches have as many tokens
         # as their rows ask for, and so several shapes.
         self._task_objective = self.objective = TaskObjective(config.head)
-        self.rates = layer_rates(
-            bert.abstract_params(config.model, config.head),
-            decay=recipe.layer_decay,
-            frozen_layers=recipe.freeze_layers,
-        )
+        self.rates = _rates(config, recipe)
         self.title = f"{config.name}, seed {config.seed}"
         self._rows = len(data.train.encoded.features)
         self._batches = training_batches(data.train.encoded.features, config, mesh)
@@ -239,6 +235,15 @@ def training_batches(
     return PackedBatches(features, size=size, multiple=multiple)
 
 
+def _rates(config: TrainConfig, recipe: Recipe) -> Any:
+    """Returns the factor of the learning rate for each parameter."""
+    return layer_rates(
+        bert.abstract_params(config.model, config.head),
+        decay=recipe.layer_decay,
+        frozen_layers=recipe.freeze_layers,
+    )
+
+
 def _facts(recipe: Recipe, data: TaskData, source: LoadedCheckpoint) -> dict[str, Any]:
     """Returns what defines a run beside its config."""
     splits = {"train": data.train, **data.dev}
@@ -253,22 +258,35 @@ def _facts(recipe: Recipe, data: TaskData, source: LoadedCheckpoint) -> dict[str
     }
 
 
-def _demand(data: TaskData, mesh: Mesh) -> Demand:
-    def training(config: TrainConfig) -> list[dict[str, np.ndarray]]:
-        features, size = data.train.encoded.features, config.phases[0].global_batch_size
+def _demand(recipe: Recipe, data: TaskData, mesh: Mesh) -> Demand:
+    """Returns the programs of a run for its largest batch, of those that are looked at."""
+
+    def training(config: TrainConfig, phase: int) -> Any:
+        features, size = data.train.encoded.features, config.phases[phase].global_batch_size
         batches = training_batches(features, config, mesh)
         steps = range(min(config.total_steps, _BATCHES_LOOKED_AT))
         rows = [
             training_rows(s, rows=len(features), batch_size=size, seed=config.seed) for s in steps
         ]
-        return [max(map(batches, rows), key=lambda batch: batch["input_ids"].size)]
+        largest = max(map(batches, rows), key=lambda batch: batch["input_ids"].size)
+        return lower_train_step(
+            config,
+            TrainState.abstract(config, mesh),
+            device_feed.whole_to_global(largest, mesh=mesh),
+            objective=TaskObjective(config.head),
+            rates=_rates(config, recipe),
+        )
 
-    def evaluation(config: TrainConfig) -> list[dict[str, np.ndarray]]:
-        # As many rows as the devices divide, as `Forward` takes.
+    def evaluation(config: TrainConfig, phase: int) -> Any:
+        # The number of rows is a multiple of the devices, as in `Forward`.
         rows = math.ceil(config.evaluation.batch_size / mesh.size) * mesh.size
-        shape = (rows, config.phases[0].sequence_length)
+        shape = (rows, config.phases[phase].sequence_length)
+        objective = TaskObjective(config.head)
         names = ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
-        return [{name: np.zeros(shape, np.int32) for name in names}]
+        batch = {name: np.zeros(shape, np.int32) for name in names}
+        return Forward(config, objective.output, batch_size=rows).lowered(
+            TrainState.abstract(config, mesh).params, batch
+        )
 
     return Demand(training=training, evaluation=evaluation)
 

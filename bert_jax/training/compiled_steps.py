@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from bert_jax import config as configs
-from bert_jax.memory.compiled import require_memory
+from bert_jax.memory.fit import require_memory
 from bert_jax.runtime import distributed
 from bert_jax.training.job import TrainingJob
 from bert_jax.update.state import TrainState
@@ -44,22 +44,15 @@ class CompiledSteps:
             phase=self.phase,
         )
         distributed.assert_same_program(lambda: self._facts(lowered), mesh=job.mesh)
-        # Descriptions, because the next step donates the arrays.
-        shapes = jax.tree.map(_described, (state, batch))
-        self._steps[shape] = self._background.submit(self._compile, lowered, *shapes)
+        # A description, because the next step donates the arrays.
+        described = jax.tree.map(_described, state)
+        self._steps[shape] = self._background.submit(self._compile, lowered, described)
         return self._steps[shape]
 
-    def _compile(self, lowered: Any, state: Any, batch: Any) -> Any:
-        program = compile_lowered(lowered)
+    def _compile(self, lowered: Any, state: Any) -> Any:
         job = self._job
-        require_memory(
-            program,
-            config=job.config,
-            phase=self.phase,
-            state=state,
-            batch=batch,
-            mesh=job.mesh,
-        )
+        program = job.programs.get(self.phase) or compile_lowered(lowered)
+        require_memory(program, config=job.config, phase=self.phase, state=state, mesh=job.mesh)
         return program
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Any]:

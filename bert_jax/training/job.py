@@ -1,8 +1,9 @@
 """`TrainingJob`: what the loop needs from pre-training or fine-tuning. `Run`: what hooks see."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import jax
@@ -54,6 +55,8 @@ class TrainingJob:
     # Whether a new run starts from a trained model, which is evaluated before the first step.
     begins_trained: bool = False
     objective: Objective
+    # Phase -> its step, if the search for settings that fit has compiled it (memory/fit.py).
+    programs: Mapping[int, Any] = MappingProxyType({})
 
     def initial_state(self) -> TrainState:
         """Returns the state of a new run."""

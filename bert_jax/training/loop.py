@@ -94,13 +94,31 @@ def train_phase(
             steps, evaluation, batches = _prepare(loop, state, phase, last_step)
     except Preempted:
         raise _preempted(loop, state) from None
+    is_on_cpu = jax.default_backend() == "cpu"
     loop.log.begin_phase(phase)
     if owes_evaluation:
         scores = _evaluate(loop, evaluation, state)
         loop.log.restart()
 
     while loop.step < last_step and loop.stop is None:
-        state = _make_step(loop, steps, batches, state)
+        for hook in loop.hooks:
+            hook.before_step(loop.step)
+        try:
+            batch = _next_batch(loop, batches)
+            if not steps.is_ready(batch):
+                with loop.log.paused(), loop.bar.paused():
+                    _compile(loop, steps, state, batch)
+        except Preempted:
+            raise _preempted(loop, state) from None
+        loop.watchdog.at(f"step {loop.step + 1}")
+        # A step is dispatched before the metrics of the previous step are awaited: the device never
+        # waits for Python. Not on a CPU, where two steps in flight take the memory of two steps.
+        if is_on_cpu:
+            loop.read_metrics()
+        state, metrics = steps(state, batch)
+        loop.read_metrics()
+        loop.step, loop.pending = loop.step + 1, metrics
+
         is_last = loop.step == config.total_steps
         is_preempted = loop.preemption.requested() and not is_last
         is_saved = not is_preempted and loop.schedule.is_due(loop.step)
@@ -126,30 +144,6 @@ def _preempted(loop: Loop, state: TrainState) -> Preempted:
     loop.read_metrics()
     loop.save(state, for_good=True)
     return loop.preemption.preemption_error()
-
-
-def _make_step(
-    loop: Loop, steps: CompiledSteps, batches: Iterator[Future], state: TrainState
-) -> TrainState:
-    """Dispatches the next step and reads the metrics of the step before. Returns the new state."""
-    for hook in loop.hooks:
-        hook.before_step(loop.step)
-    try:
-        batch = _next_batch(loop, batches)
-        if not steps.is_ready(batch):
-            with loop.log.paused(), loop.bar.paused():
-                _compile(loop, steps, state, batch)
-    except Preempted:
-        raise _preempted(loop, state) from None
-    loop.watchdog.at(f"step {loop.step + 1}")
-    # A step is dispatched before the metrics of the previous step are awaited, so that the device
-    # never waits for Python. Not on a CPU: two steps in flight take the memory of two steps.
-    if jax.default_backend() == "cpu":
-        loop.read_metrics()
-    state, metrics = steps(state, batch)
-    loop.read_metrics()
-    loop.step, loop.pending = loop.step + 1, metrics
-    return state
 
 
 def _announce(loop: Loop, phase: int) -> None:

@@ -30,6 +30,7 @@ from bert_jax.training.job import Scores, TrainingJob
 from bert_jax.training.run import RunSetup, train
 from bert_jax.update.flops import peak_flops, train_flops
 from bert_jax.update.state import TrainState
+from bert_jax.update.step import lower_eval_step, lower_train_step
 from bert_jax.workdir import location, run_directory
 from bert_jax.workdir.location import Location
 from bert_jax.workdir.lock import only_trainer
@@ -107,8 +108,8 @@ def pretrain(
             initialization=initialization,
             blocks=run_directory.blocks_of(place.path),
         )
+        job.programs = settled.programs
         hooks = named_hooks(config, expected_curves={"expect": expect})
-        settled.set_up_allocator()
         with jax.set_mesh(mesh):
             closing = train(
                 job,
@@ -261,18 +262,24 @@ def pipeline_of(
 
 
 def demand(mesh: Mesh) -> Demand:
-    """Returns the batches that a run computes, as the estimate of its memory wants them."""
+    """Returns the programs of a run, for the search for settings that fit into memory."""
 
-    def described(config: TrainConfig, phase: PhaseConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    def batch(config: TrainConfig, phase: PhaseConfig) -> dict[str, jax.ShapeDtypeStruct]:
         fields = OBJECTIVES[config.objective].fields
         return device_feed.abstract_batch(phase, fields=fields, mesh=mesh)
 
-    return Demand(
-        training=lambda c: [described(c, phase) for phase in c.phases],
-        evaluation=lambda c: [
-            described(c, batch_shape(c, phase, devices=mesh.size)) for phase in c.phases
-        ],
-    )
+    def training(config: TrainConfig, phase: int) -> Any:
+        state, objective = TrainState.abstract(config, mesh), OBJECTIVES[config.objective]
+        rows = batch(config, config.phases[phase])
+        return lower_train_step(config, state, rows, objective=objective, phase=phase)
+
+    def evaluation(config: TrainConfig, phase: int) -> Any:
+        config = config.at_step(config.phase_ends[phase])
+        state, objective = TrainState.abstract(config, mesh), OBJECTIVES[config.objective]
+        rows = batch(config, batch_shape(config, config.phases[phase], devices=mesh.size))
+        return lower_eval_step(config, state.params, rows, objective=objective)
+
+    return Demand(training=training, evaluation=evaluation)
 
 
 def _setup(

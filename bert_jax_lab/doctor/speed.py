@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
-from bert_jax.memory.compiled import require_memory
+from bert_jax.memory.fit import require_memory
 from bert_jax.progress import duration
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
@@ -32,7 +32,6 @@ def steps(case: Case) -> Finding:
 
     def work(config: TrainConfig, mesh: Mesh) -> None:
         try:
-            case.settled.set_up_allocator()  # as a run does
             time_steps(config, mesh, case.timings)
         except Exception as error:
             errors.append(error)
@@ -84,14 +83,7 @@ def time_steps(config: TrainConfig, mesh: Mesh, timings: list[Timing]) -> None:
             lowered = lower_train_step(config, state, shapes, objective=objective, phase=number)
             program = compile_lowered(lowered)
             timing = Timing(time.monotonic() - began)
-            require_memory(
-                program,
-                config=config,
-                phase=number,
-                state=state,
-                batch=shapes,
-                mesh=mesh,
-            )
+            require_memory(program, config=config, phase=number, state=state, mesh=mesh)
             timings.append(timing)
             batch = jax.tree.map(_ones, shapes)
             for _ in range(_STEPS):

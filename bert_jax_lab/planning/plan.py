@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.config import PhaseConfig, TrainConfig
-from bert_jax.memory import estimate, fit
+from bert_jax.memory import fit
 from bert_jax.model import bert, sharding
 from bert_jax.model.attention.implementation import serving
 from bert_jax.registry import OBJECTIVES
-from bert_jax.training import device_feed, preflight
+from bert_jax.training import preflight
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.training.hooks import evaluations_in
 from bert_jax.update.flops import train_flops
@@ -30,9 +30,8 @@ from bert_jax_lab.planning import aot_compile, plan_warnings, topologies
 from bert_jax_lab.planning.save_cost import SavePlan, save_plan
 from bert_jax_lab.planning.topologies import Topology
 
-# Compilations for one remedy, and how far the estimate of a change may be from the truth.
+# Compilations for one remedy.
 _MOST_TRIES = 8
-_MARGIN = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,29 +229,26 @@ def remedy(
     topology: Topology,
 ) -> str:  # fmt: skip
     """Returns what makes a refused step fit, tried by compiling it: the least change that does."""
-    state = TrainState.abstract(config, mesh)
-    fields = OBJECTIVES[config.objective].fields
-    batch = device_feed.abstract_batch(phase, fields=fields, mesh=mesh)
 
-    def estimated(config: TrainConfig) -> int:
-        return estimate.of_train_step(config, state, batch, mesh=mesh, platform="tpu").total
+    def needed(changed: TrainConfig) -> float:
+        if changed is config:
+            return refusal.needed
+        return _bytes_of(aot_compile.train_figures, changed, phase, mesh=mesh, topology=topology)
 
-    now = estimated(config)
-    found = fit.first_that_fits(
-        fit.candidates(config, shards=sharding.row_shards(mesh), platform="tpu"),
-        room=refusal.available,
-        # A change that is surely not enough is not compiled.
-        expected=lambda changed: refusal.needed * estimated(changed) / now,
-        margin=_MARGIN,
-        compiled=lambda changed: _bytes_of(
-            aot_compile.train_figures, changed, phase, mesh=mesh, topology=topology
+    found = fit.search(
+        config,
+        needed=needed,
+        smaller=lambda config, factor: fit.with_microbatches(
+            config, factor, shards=sharding.row_shards(mesh)
         ),
+        room=refusal.available,
         tries=_MOST_TRIES,
     )
     if found is None:
-        less = "more chips, or a smaller batch"
-        return f"neither rematerialisation nor accumulation is enough: it needs {less}"
-    return f"it does with {found.name} ({found.needed / 2**30:.2f} GiB a device)"
+        return "accumulation is not enough: it needs compute.remat=full, more chips or less rows"
+    fitting, size = found
+    number = fitting.optimizer.gradient_accumulation_steps
+    return f"it does with set {fit.MICROBATCHES}={number} ({size / 2**30:.2f} GiB a device)"
 
 
 def evaluation_remedy(
@@ -270,23 +266,26 @@ def evaluation_remedy(
     evaluation = dataclasses.replace(config.evaluation, batch_size=shape.global_batch_size)
     refused = dataclasses.replace(config, evaluation=evaluation)
 
-    def compiled(changed: TrainConfig) -> float:
+    def needed(changed: TrainConfig) -> float:
+        if changed is refused:
+            return math.inf
         smaller = dataclasses.replace(shape, global_batch_size=changed.evaluation.batch_size)
         return _bytes_of(aot_compile.eval_figures, config, smaller, mesh=mesh, topology=topology)
 
-    found = fit.first_that_fits(
-        fit.evaluation_candidates(refused, devices=mesh.size),
+    found = fit.search(
+        refused,
+        needed=needed,
+        smaller=lambda config, factor: fit.with_fewer_rows(config, factor, devices=mesh.size),
         room=room,
-        expected=lambda _: 0,
-        compiled=compiled,
+        tries=_MOST_TRIES,
     )
     if found is None:
         if why:
             return f"{why}nor with fewer rows"
         return "the evaluation step is what does not fit, with any batch: it needs more chips"
-    return (
-        f"{why}the evaluation step does with {found.name} ({found.needed / 2**30:.2f} GiB a device)"
-    )
+    fitting, size = found
+    rows = f"set {fit.EVALUATION_ROWS}={fitting.evaluation.batch_size}"
+    return f"{why}the evaluation step does with {rows} ({size / 2**30:.2f} GiB a device)"
 
 
 def _bytes_of(

@@ -12,7 +12,7 @@ from flax import nnx
 from bert_jax.config import TrainConfig
 from bert_jax.config_loader import load_config
 from bert_jax.model.layers import Linear, gather_positions, truncated_normal
-from bert_jax.model.mixers import Kept, Mixer
+from bert_jax.model.mixers import Mixer
 from bert_jax.model.roles import Role
 from bert_jax.registry import MIXERS
 
@@ -48,9 +48,6 @@ class ShortConvolution(Mixer):
 
     def flops(self, model, layer, *, length, queries):
         return 2 * queries * model.hidden_size**2
-
-    def kept(self, model, *, length):
-        return Kept(width=2)
 
 
 MIXERS.register("short-convolution", ShortConvolution())

@@ -39,9 +39,6 @@ class Chunked(Implementation):
     def pays(self, need: Need) -> bool:
         return need.length >= _FAST_FROM.get(need.device_kind, _PAYS_FROM)
 
-    def kept(self, need: Need) -> float:
-        return 0.0
-
     def attend(
         self,
         q_BHKL: jax.Array,

@@ -55,9 +55,6 @@ class Cudnn(Implementation):
     def pays(self, need: Need) -> bool:
         return bool(need.device_kind) and need.length >= _PAYS_FROM
 
-    def kept(self, need: Need) -> float:
-        return 0.0
-
     def attend(
         self,
         q_BHKL: jax.Array,

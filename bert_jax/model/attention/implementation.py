@@ -10,7 +10,6 @@ import jax
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model.attention.need import Need, needs
 from bert_jax.model.dropout import DropoutKey
-from bert_jax.model.layer_spec import layer_specs
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import device_kind
 from bert_jax.registry import ATTENTION
@@ -48,10 +47,6 @@ class Implementation:
     def pays(self, need: Need) -> bool:
         """Returns whether `auto` takes it for a need that it can serve."""
         return True
-
-    def kept(self, need: Need) -> float:
-        """Returns how many arrays `[B, H, L, S]` it keeps for the backward pass."""
-        return 1.0
 
     def chosen(self, need: Need) -> "Implementation":
         """Returns what serves a need where a config names this entry: windows are computed in
@@ -151,16 +146,6 @@ def refusal(name: str, config: TrainConfig, *, device_kind: str = "") -> str | N
         ).values()
     ]
     return None if None in found or not found else found[0]
-
-
-def kept_scores(
-    name: str, model: ModelConfig, *, length: int, device_kind: str, dtype: str
-) -> float:
-    """Returns how many arrays `[B, H, L, L]` one layer's attention keeps, in the mean."""
-    layers = layer_specs(model)
-    known = {"length": length, "device_kind": device_kind, "dtype": dtype}
-    each = (Need.of_layer(model, x, **known) for x in layers)
-    return sum(c.kept(need) if (c := _chosen(name, need)) else 1 for need in each) / len(layers)
 
 
 def _chosen(name: str, need: Need) -> Implementation | None:

@@ -34,9 +34,6 @@ class Local(Implementation):
             return "cuts rows that are longer than twice the window: choose auto"
         return None
 
-    def kept(self, need: Need) -> float:
-        return keys_seen(need) / need.length
-
     def attend(
         self,
         q_BHKL: jax.Array,

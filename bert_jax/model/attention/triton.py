@@ -84,9 +84,6 @@ class Triton(Implementation):
     def pays(self, need: Need) -> bool:
         return need.device_kind.startswith(_PAYS_ON)
 
-    def kept(self, need: Need) -> float:
-        return 0.0
-
     def attend(
         self,
         q_BHKL: jax.Array,

@@ -1,4 +1,3 @@
 """Mixers, by which the tokens of a sequence exchange what they know (registry.MIXERS)."""
 
-from bert_jax.model.mixers.mixer import Kept as Kept
 from bert_jax.model.mixers.mixer import Mixer as Mixer

@@ -16,7 +16,7 @@ from bert_jax.config.fields import Count, section, setting
 from bert_jax.model.layer_spec import LayerSpec
 from bert_jax.model.layers import Linear, gather_positions
 from bert_jax.model.mask import Mask
-from bert_jax.model.mixers.mixer import Kept, Mixer
+from bert_jax.model.mixers.mixer import Mixer
 from bert_jax.model.roles import ROWS
 
 
@@ -77,9 +77,6 @@ class Convolution(Mixer):
 
     def flops(self, model: ModelConfig, layer: LayerSpec, *, length: int, queries: int) -> int:
         return 2 * queries * _size(model) * model.hidden_size**2
-
-    def kept(self, model: ModelConfig, *, length: int) -> Kept:
-        return Kept(width=_size(model))
 
 
 def _size(model: ModelConfig) -> int:

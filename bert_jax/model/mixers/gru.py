@@ -15,7 +15,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.layer_spec import LayerSpec
 from bert_jax.model.layers import Linear, gather_positions
 from bert_jax.model.mask import Mask
-from bert_jax.model.mixers.mixer import Kept, Mixer
+from bert_jax.model.mixers.mixer import Mixer
 from bert_jax.model.sharding import stack
 
 _DIRECTIONS = ("forward", "backward")
@@ -96,10 +96,6 @@ class GRU(Mixer):
     def flops(self, model: ModelConfig, layer: LayerSpec, *, length: int, queries: int) -> int:
         half = model.hidden_size // 2
         return 2 * length * 2 * 3 * half * (model.hidden_size + half)
-
-    def kept(self, model: ModelConfig, *, length: int) -> Kept:
-        # Three gates, what goes into each from token and state, and the state before and after.
-        return Kept(width=11)
 
 
 RECURRENCE = GRU()

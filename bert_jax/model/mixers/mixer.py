@@ -5,7 +5,7 @@ Dims: B batch, L length, R positions that are read, D width, H heads, K head siz
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import nnx
@@ -17,17 +17,6 @@ from bert_jax.model.mask import Mask
 from bert_jax.model.positions import Position
 from bert_jax.model.roles import Role
 from bert_jax.registry import POSITIONS
-
-
-class Kept(NamedTuple):
-    """How many arrays a mixer keeps for the backward pass, beside those of the block."""
-
-    # Of [B, L, D].
-    width: float
-    # Of [B, H, L, L]: what attention keeps of its scores counts as 1 here, whatever that is.
-    scores: float = 0.0
-    # The same of the products of queries and keys with each distance.
-    distances: float = 0.0
 
 
 class Mixer:
@@ -83,8 +72,4 @@ class Mixer:
 
     def flops(self, model: ModelConfig, layer: LayerSpec, *, length: int, queries: int) -> int:
         """Returns the FLOPs of its matrix products for one row, of which `queries` are read."""
-        raise NotImplementedError
-
-    def kept(self, model: ModelConfig, *, length: int) -> Kept:
-        """Returns the arrays that one layer keeps for the backward pass, in the mean."""
         raise NotImplementedError

@@ -12,7 +12,6 @@ from flax import nnx
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.layers import truncated_normal
-from bert_jax.model.mixers.mixer import Kept
 from bert_jax.model.roles import Role
 from bert_jax.registry import POSITIONS
 
@@ -30,8 +29,6 @@ class Score(nnx.Module):
     roles: Mapping[str, Role] = MappingProxyType({})
     # Whether it is no product of two vectors, so that it is given to attention as a bias.
     is_added = False
-    # Arrays that it keeps for the backward pass, beside those of attention.
-    kept = Kept(width=0)
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del config, rngs
@@ -74,7 +71,6 @@ class General(DotProduct):
     """q W k with a matrix for each head, not scaled (Luong et al. 2015, "general")."""
 
     roles = MappingProxyType({"score.kernel": _BY_HEADS})
-    kept = Kept(width=1)
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.kernel = _matrix(config, rngs=rngs)
@@ -97,7 +93,6 @@ class Additive(Score):
         {f"score.{name}": _BY_HEADS for name in ("query_kernel", "key_kernel", "vector")}
     )
     is_added = True
-    kept = Kept(width=2, scores=1)
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.query_kernel = _matrix(config, rngs=rngs)

@@ -20,7 +20,7 @@ from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.layer_spec import LayerSpec
 from bert_jax.model.layers import Linear
 from bert_jax.model.mask import Mask
-from bert_jax.model.mixers.mixer import Kept, Mixer
+from bert_jax.model.mixers.mixer import Mixer
 from bert_jax.model.mixers.scores import Score
 from bert_jax.model.positions import Position
 from bert_jax.model.roles import COLUMNS, CUT_BIAS, ROWS
@@ -113,16 +113,6 @@ class SelfAttention(Mixer):
         scores = score.flops(model, length=length, queries=queries, keys=keys)
         scores += kind.flops(model, length=length, queries=queries)
         return keys_and_values + attention + scores
-
-    def kept(self, model: ModelConfig, *, length: int) -> Kept:
-        kind = POSITIONS[model.position_embedding_type]
-        more = _score(model).kept
-        # Queries, keys, values and what goes into the output's map.
-        return Kept(
-            width=4 + more.width,
-            scores=1 + more.scores,
-            distances=kind.kept_distances(model, length=length),
-        )
 
 
 def _score(model: ModelConfig) -> type[Score]:

@@ -87,11 +87,6 @@ class Position(nnx.Module):
         """Returns the FLOPs of its matrix products in one block, of which `queries` are read."""
         return 0
 
-    @staticmethod
-    def kept_distances(model: ModelConfig, *, length: int) -> float:
-        """Returns how many arrays [B, H, L, L] its products with distances take in one block."""
-        return 0.0
-
     def add(self, x_BLD: jax.Array, position_ids_BL: jax.Array) -> jax.Array:
         """Returns the embeddings with what the positions add to them."""
         return x_BLD

@@ -35,10 +35,6 @@ class RelativeKey(Position):
     def flops(model: ModelConfig, *, length: int, queries: int) -> int:
         return 2 * (2 * model.max_position_embeddings - 1) * model.hidden_size * queries
 
-    @staticmethod
-    def kept_distances(model: ModelConfig, *, length: int) -> float:
-        return (2 * model.max_position_embeddings - 1) / length
-
     def query_scores(self, q_BHKL: jax.Array, **positions: jax.Array) -> jax.Array:
         rows_BLS = self._rows(**positions)
         found_BHSL = _pick(self._products(q_BHKL), jnp.swapaxes(rows_BLS, 1, 2))
@@ -69,10 +65,6 @@ class RelativeKeyQuery(RelativeKey):
     @staticmethod
     def flops(model: ModelConfig, *, length: int, queries: int) -> int:
         return RelativeKey.flops(model, length=length, queries=queries + length)
-
-    @staticmethod
-    def kept_distances(model: ModelConfig, *, length: int) -> float:
-        return 2 * RelativeKey.kept_distances(model, length=length)
 
     def scores(self, q_BHKL: jax.Array, k_BHKS: jax.Array, **positions: jax.Array) -> jax.Array:
         rows_BLS = self._rows(**positions)

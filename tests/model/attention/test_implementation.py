@@ -21,7 +21,7 @@ from bert_jax.config import (
 from bert_jax.errors import UsageError
 from bert_jax.model import bert
 from bert_jax.model.attention import chunked
-from bert_jax.model.attention.implementation import kept_scores, serving
+from bert_jax.model.attention.implementation import serving
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import batch_sharding
 from bert_jax.registry import ATTENTION
@@ -172,18 +172,6 @@ def test_a_function_of_ones_own_serves_everything(monkeypatch):
     monkeypatch.setitem(ATTENTION._entries, "mine", ATTENTION["plain"].attend)
     found = serving("mine", _MODERN, length=8192, device_kind="cpu", dtype="float32")
     assert {*found.values()} == {"mine"}
-    known = {"length": 8192, "device_kind": "cpu", "dtype": "float32"}
-    assert kept_scores("mine", _MODERN, **known) == 1
-
-
-def test_what_is_kept_of_the_scores():
-    def kept(name, length):
-        return kept_scores(name, _MODERN, length=length, device_kind="cpu", dtype="bfloat16")
-
-    # Two of four layers are local, and see two blocks of 128.
-    assert kept("auto", 1024) == kept("fused", 1024) == (2 + 2 * 256 / 1024) / 4
-    assert kept("auto", 8192) == 2 * 256 / 8192 / 4
-    assert kept("plain", 8192) == 1
 
 
 def test_long_rows_make_nothing_of_length_times_length():
