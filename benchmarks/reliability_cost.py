@@ -34,8 +34,10 @@ ROUNDS = 7
 
 
 def calls() -> None:
-    from bert_jax.runtime.preemption import Preemption
+    from bert_jax.progress import Progress
+    from bert_jax.runtime.stop import Preemption
     from bert_jax.runtime.watchdog import Watchdog
+    from bert_jax.training.job import Run, TrainingJob
     from bert_jax.training.step_log import StepLog
     from bert_jax.workdir import metrics_log
 
@@ -44,14 +46,18 @@ def calls() -> None:
     values = {f"value_{n}": 0.1 * n for n in range(12)}
     count = 3000
     with tempfile.TemporaryDirectory() as directory, Watchdog(900.0) as watchdog:
-        journal, clock = metrics_log.MetricsLogger(Path(directory)), StepLog()
+        journal = metrics_log.MetricsLogger(Path(directory))
+        bar = Progress("steps", total=None, hidden=True)
+        clock = StepLog(
+            Run(job=TrainingJob(), directory=Path(directory), logger=journal, bar=bar), []
+        )
         clock.restart()
         journal.open_curves([])
         with Preemption() as preemption:
             began = time.perf_counter()
             for step in range(count):
                 watchdog.at(f"waiting for the data of step {step}")
-                with clock.waiting(), watchdog.waiting():
+                with clock.waiting():
                     preemption.wait(ready)
                 watchdog.at(f"step {step}")
                 preemption.requested()

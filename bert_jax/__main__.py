@@ -1,6 +1,6 @@
-"""The command line: verbs that call functions. Heavy imports wait until a verb needs them.
+"""The command line: verbs that call functions.
 
-So that Ctrl-C is heard before them, what makes the command line is imported in functions, too.
+Functions import what they need, so that Ctrl-C is handled before heavy imports.
 """
 
 import codecs
@@ -25,24 +25,24 @@ from bert_jax.errors import (
 )
 from bert_jax.progress import leave, say
 from bert_jax.runtime import network
-from bert_jax.runtime.signals import Ending
+from bert_jax.runtime.stop import Ending
 
-# The remedies where memory does not suffice after all.
+# The fixes for a lack of memory.
 _LESS_TRAINING = (
-    "`fit_memory` chooses what does, or set optimizer.gradient_accumulation_steps=N, or a smaller "
-    "batch"
+    "`fit_memory` chooses settings that fit, or set optimizer.gradient_accumulation_steps=N, or a "
+    "smaller batch"
 )
 _LESS_MEMORY = {"pretrain": _LESS_TRAINING, "finetune": _LESS_TRAINING}
 _LESS_DATA = "use fewer rows at a time, or a machine with more memory"
 _NOTHING_KEPT = "nothing was saved; the same command starts from the beginning"
-# What a shell shows for a program that a closed pipe ends: 128 and the number of SIGPIPE.
+# The code that a shell shows for a program that a closed pipe ends: 128 + SIGPIPE.
 _PIPE_CLOSED = 141
 
 
 def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> int:
     """Runs one verb and returns its exit code. Errors of the user are one line on stderr.
 
-    `ending` hears the signals of a process that does nothing else: it learns what they leave.
+    `ending` handles the signals of the process: it gets the name of the command and what it leaves.
     """
     from bert_jax import config_loader
     from bert_jax.cli import options, output, usage
@@ -55,11 +55,10 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
     kept = getattr(verb, "INTERRUPTED", _NOTHING_KEPT)
     if ending is not None:
         ending.name, ending.kept = f"bert-jax {arguments.verb}", kept
-    # TensorFlow's start-up chatter hides what matters, and it computes nothing here; the user's
-    # own settings win.
+    # Hides the messages of TensorFlow's start, unless the user has set these variables.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-    # Or it imports Keras, and with it scikit-learn and matplotlib: a third of its four seconds.
+    # Otherwise TensorFlow imports Keras, scikit-learn and matplotlib: a third of its four seconds.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
     def refuse(*lines: object) -> None:
@@ -74,13 +73,13 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
         for file in arguments.extend:
             config_loader.execute(file)
         code = verb.run(options.read(usage.options_of(arguments.verb), arguments)) or 0
-        sys.stdout.flush()  # here, or a reader that has left would be a traceback at the exit
+        sys.stdout.flush()  # at the exit, a reader that has left would cause a traceback
         return code
     except BertJaxError as error:
         refuse(*error.args)
         return error.exit_code
     except OSError as error:
-        # EIO is what a terminal says that was closed.
+        # EIO is the error of a terminal that was closed.
         if error.errno in (errno.EPIPE, errno.EIO) and not error.filename and output.is_closed():
             output.discard(sys.stdout)
             return _PIPE_CLOSED
@@ -90,7 +89,7 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
             return failure.exit_code
         refuse(f"{name}{reason_of(error)}")
         return exit_code_of(error)
-    except (MemoryError, RuntimeError) as error:  # jax's own kind of it is the second
+    except (MemoryError, RuntimeError) as error:  # jax raises the second
         if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         what = (str(error) or "the limit of this process").splitlines()[0]
@@ -107,53 +106,36 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
 
 
 def console() -> None:
-    """The `bert-jax` command. What still waits for storage, data or other processes may wait for
-    ever: not at the exit."""
-    _open_streams()
+    """The `bert-jax` command. Does not wait at the exit for storage, data or other processes."""
+    # A terminal that lacks a letter shows its number, as JSON writes it.
+    codecs.register_error("numbered", _numbered)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="numbered")
     with Ending() as ending:
         try:
             code = main(ending=ending)
-        except SystemExit:  # argparse's, after --help or a wrong option
+        except SystemExit:  # from argparse, after --help or a wrong option
             _flush(sys.stdout, BrokenPipeError)
             raise
         except BaseException:
-            # An import, or a library, may have made something else of the interruption.
+            # An import or a library may have replaced the interruption by another error.
             if ending.code is None and not _has_peers():
                 raise
             traceback.print_exc()
             code = 1
     if ending.code is not None:
         leave(ending.code)
-    # Where processes are still connected, this one leaves them behind. At an ordinary exit jax
-    # would wait for them, and then end this one, too, with a code of its own.
-    leaving = (
-        StorageFailed.exit_code,
-        Unreachable.exit_code,
-        Preempted.exit_code,
-        Interrupted.exit_code,
-    )
-    if code in leaving or _has_peers():
+    # At an ordinary exit jax waits for connected processes, which may have failed, and then ends
+    # this one with another code.
+    if _has_peers() or code in {
+        kind.exit_code for kind in (StorageFailed, Unreachable, Preempted, Interrupted)
+    }:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
     _flush(sys.stderr, OSError)
     sys.exit(code)
-
-
-def _open_streams() -> None:
-    """Opens the standard streams that a process was begun without (`2>&-`): the next file would be
-    one, and have written into it what libraries print.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            # The lowest number that is free is the stream's own.
-            descriptor = os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, open(descriptor, mode, encoding="utf-8"))  # noqa: SIM115
-    # A terminal that lacks a letter shows its number, as JSON writes it.
-    codecs.register_error("numbered", _numbered)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="numbered")
 
 
 def _numbered(error: UnicodeError) -> tuple[str, int]:
@@ -163,7 +145,7 @@ def _numbered(error: UnicodeError) -> tuple[str, int]:
 
 
 def _flush(stream: TextIO, allowed: type[OSError]) -> None:
-    """Lets go what such an error keeps from being written: at the exit, it would be the code."""
+    """Flushes a stream. Discards its text after an `allowed` error: the exit code stays."""
     try:
         stream.flush()
     except allowed:

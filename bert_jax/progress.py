@@ -1,4 +1,4 @@
-"""Progress: a live bar on a terminal, else a line now and then in the log of `bert_jax`."""
+"""Progress: a live bar on a terminal, otherwise a line every 15 s in the log of `bert_jax`."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ from bert_jax.errors import shown
 
 _SECONDS_BETWEEN_LINES = 15.0
 _LEAVING_SECONDS = 0.5
-# Numbers from here on are written with an exponent: a diverged run's perplexity has 306 digits.
+# Larger numbers are written with an exponent: the perplexity of a diverged run has 306 digits.
 LONG = 1e9
 
 
@@ -26,7 +26,7 @@ _live: Any = None
 
 
 def silence(is_silent: bool = True) -> None:
-    """Shows no more messages and bars of this process: of many that do the same, one talks.
+    """Hides messages and bars of this process: only one of several processes shows them.
 
     `silence(False)` shows them again.
     """
@@ -42,18 +42,19 @@ def note(text: str) -> None:
 
 @functools.lru_cache(maxsize=256)
 def note_once(text: str) -> None:
-    """Logs a line that a process has not logged yet: of a file that it reads several times."""
+    """Logs a line once per process: about a file that the process reads several times."""
     note(text)
 
 
 def say(text: str) -> None:
-    """Writes a line on stderr, from every process, whatever is logged.
+    """Writes a line on stderr, from every process, independently of the log.
 
-    A log on a full disk, or a terminal that is gone, must not end the work it reports on; nor may
-    what the line quotes act on a terminal, or look like another line.
+    A log on a full disk or a terminal that is gone must not end the work that the line reports on.
+    Text that the line quotes cannot control a terminal or look like another line. The line is lost
+    if a signal handler calls this function while the main thread writes (RuntimeError).
     """
     text = shown(text)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):
         if _live is not None:  # above the bar
             _live.console.print(text, markup=False, highlight=False, soft_wrap=True)
             return
@@ -62,7 +63,7 @@ def say(text: str) -> None:
 
 
 def stop_bar() -> None:
-    """Lets the bar stand as it is, and shows the cursor again: in any thread."""
+    """Stops the bar and shows the cursor. May run in any thread."""
     bar = _live
     if bar is not None:
         with contextlib.suppress(Exception):  # the terminal may be gone
@@ -71,7 +72,7 @@ def stop_bar() -> None:
 
 def leave(code: int) -> None:
     """Ends the process at once, from any thread. It never returns."""
-    last = threading.Timer(_LEAVING_SECONDS, os._exit, (code,))  # a terminal may stand still
+    last = threading.Timer(_LEAVING_SECONDS, os._exit, (code,))  # a terminal may block
     last.daemon = True
     last.start()
     stop_bar()
@@ -79,7 +80,7 @@ def leave(code: int) -> None:
 
 
 def duration(seconds: float | None) -> str:
-    """Returns a time as people say it: "40 s", "12 min", "2 h 05 min", "9 days", "11 years"."""
+    """Returns a duration as text: "40 s", "12 min", "2 h 05 min", "9 days", "11 years"."""
     if seconds is None:
         return "unknown"
     if seconds < 90:
@@ -92,13 +93,13 @@ def duration(seconds: float | None) -> str:
 
 
 def number(value: float, form: str = ".1f") -> str:
-    """Returns a number in the given format, or as "1e+304" where that would be long."""
+    """Returns a number in the given format, or as "1e+304" if that would be long."""
     return format(value, form) if abs(value) < LONG else f"{value:.0e}"
 
 
 @contextlib.contextmanager
 def ticking(title: str) -> Iterator[None]:
-    """Writes a line every few seconds for work that cannot tell how far it is, such as a
+    """Writes a line every few seconds for work without a measure of progress, such as a
     compilation.
     """
     began, done = time.monotonic(), threading.Event()
@@ -119,11 +120,10 @@ def ticking(title: str) -> Iterator[None]:
 
 
 class Progress:
-    """A bar with a free text beside it.
+    """A progress bar with a text.
 
-    `total` is in whatever unit `advance` counts; None means unknown. `describe` is called only when
-    something is about to be shown and returns the text, so it may cost a little. `hidden` shows
-    nothing at all: work inside of work that has a bar already.
+    `total` has the unit of `advance`; None means unknown. `describe` returns the text and is called
+    only when the text is shown. `hidden` shows nothing: for work inside of work with a bar.
     """
 
     def __init__(self, title: str, *, total: int | None, done: int = 0, hidden: bool = False):
@@ -132,7 +132,7 @@ class Progress:
         self._bar = None
         self._hidden = hidden or _is_silent
         self._next_line = float("inf") if self._hidden else time.monotonic() + 2.0
-        # What was done, and when, once this process had begun to count.
+        # The count and the time of the first `advance` in this process.
         self._first: tuple[int, float] | None = None
 
     def __enter__(self) -> Self:
@@ -192,7 +192,7 @@ class Progress:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out of the rate what happens inside, and happens once: a compilation."""
+        """Excludes the block, such as a compilation, from the rate."""
         entered = time.monotonic()
         try:
             yield
@@ -216,7 +216,7 @@ class Progress:
         note(f"{self.title}:{share} {self.describe()}".rstrip() + rest)
 
     def _seconds_left(self) -> float | None:
-        """Returns how long the rest takes at this process's mean rate, evaluations included."""
+        """Returns the remaining seconds at the mean rate of this process, evaluations included."""
         if not self.total or self._first is None or self.done >= self.total:
             return None
         done, began = self._first

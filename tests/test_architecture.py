@@ -71,7 +71,7 @@ _MAY_IMPORT = {
     "objectives": {"data/pretraining", "data/tokenizer", "config", "model", "registry", "progress"},
     "update": {"config", "model", "objectives", "registry"},
     "interchange": _COMMON | {"data/tokenizer", "model"},
-    "runtime": {"errors", "progress", "model"},
+    "runtime": {"errors", "progress"},
     "workdir": _COMMON
     | {"data/tokenizer", "data/corpus", "model", "update", "interchange", "runtime"},
     "memory": _COMMON | {"model", "update", "runtime", "workdir"},

@@ -16,7 +16,7 @@ import bert_jax
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig, OptimizerConfig, PhaseConfig
 from bert_jax.data.corpus.store import open_corpus
-from bert_jax.runtime.preemption import Preemption
+from bert_jax.runtime.stop import Preemption
 from bert_jax.workdir import checkpoint
 from tests import tiny_corpus
 from tests.batches import mesh_of

@@ -102,7 +102,7 @@ def test_it_trains_is_interrupted_resumes_evaluates_and_reports(
 
     assert pretrain(whole) == 0
     with monkeypatch.context() as patch:
-        from bert_jax.runtime.preemption import Preemption
+        from bert_jax.runtime.stop import Preemption
 
         asked = iter(range(1000))
         patch.setattr(Preemption, "requested", lambda self: next(asked) >= 12)

@@ -256,7 +256,7 @@ class Processes(Verb):
     )
 
     def connection(self) -> dict[str, Any]:
-        """Returns how the processes find each other, as `runtime.start.Start` takes it."""
+        """Returns how the processes find each other, as `runtime.stop.Start` takes it."""
         return {
             "detect": self.distributed,
             "coordinator": self.coordinator,

@@ -1,4 +1,4 @@
-"""Whether the steps of a run fit into memory: by the compiler's own figure for the program.
+"""Fitting the steps of a run into memory, by the compiler's own figure for each program.
 
 `require_memory` checks a compiled step. `settle` searches for settings that fit: it compiles, asks,
 and takes more microbatches until the program fits.
@@ -61,9 +61,7 @@ def room_beside_state(config: TrainConfig, mesh: Mesh) -> int | None:
     # All CPU devices share the memory of the host.
     is_cpu = devices[0].platform == "cpu"
     free = free_bytes(devices[0])
-    free = distributed.smallest(
-        None if free is None else free // (len(devices) if is_cpu else 1), mesh=mesh
-    )
+    free = distributed.smallest(None if free is None else free // (len(devices) if is_cpu else 1))
     state = TrainState.abstract(config, mesh)
     known = sharding.bytes_per_device((state.params, state.opt_state)) + saved_bytes(state, is_cpu)
     return None if free is None else free - known
@@ -236,7 +234,7 @@ def _choose(config: TrainConfig, demand: Demand, mesh: Mesh) -> tuple[TrainConfi
             programs[phase] = config, program
             # The same in all processes. A MiB is exact enough, and has no more than 31 bits.
             mebibytes = 2**30 if math.isinf(size) else math.ceil(size / 2**20)
-            agreed = distributed.largest(mebibytes, mesh=mesh)
+            agreed = distributed.largest(mebibytes)
             return math.inf if agreed == 2**30 else agreed * 2**20
 
         found = search(config, needed=needed, smaller=smaller, room=room)

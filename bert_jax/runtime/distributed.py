@@ -1,26 +1,25 @@
-"""Several processes, one run: how they meet, agree, prove that they are the same, and stop.
+"""Several processes of one run: how they connect, agree, and prove that they run the same program.
 
-Every process runs the same program on its own part of each batch. Process 0 writes; checkpoints are
-written by all, through orbax, to a workdir that all of them see.
+Every process runs the same program on its own part of each batch. Process 0 writes the logs. All
+processes write checkpoints, through orbax, to a workdir that all of them see.
 """
 
 import contextlib
 import hashlib
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.experimental import multihost_utils
 
 from bert_jax.errors import BertJaxError, UsageError, with_exit_code
-from bert_jax.model.sharding import AXES
 from bert_jax.runtime import network
 
 _T = TypeVar("_T")
-_POLL_SECONDS = 0.1
 # Seconds. A pod's hosts come up minutes apart, and a cold start compiles for minutes.
 _INITIALIZATION_TIMEOUT = 1800
 _HEARTBEAT_TIMEOUT = 100
@@ -32,7 +31,7 @@ _NO_CLUSTER = (
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """How the processes find each other: by what Cloud TPU, GKE or Slurm say, or by address."""
+    """How the processes find each other: through Cloud TPU, GKE or Slurm, or by address."""
 
     detect: bool = False
     # HOST:PORT of process 0.
@@ -60,10 +59,9 @@ class Connection:
         return self
 
     def resolved(self) -> "Connection":
-        """Returns the address, number and count that Cloud TPU, GKE or Slurm say, as jax finds
-        them.
+        """Returns the address, number and count that jax detects on Cloud TPU, GKE or Slurm.
 
-        Raises UsageError where none of them does.
+        Raises UsageError if it detects none.
         """
         if not self.detect:
             return self
@@ -81,15 +79,15 @@ class Connection:
     def connect(self, *, seconds: float = _INITIALIZATION_TIMEOUT) -> None:
         """Waits for all processes. Does nothing for the only process of a run.
 
-        Processes that are not there after `seconds` end this one: jax waits no longer. Raises
-        UsageError if there is nothing to find them by, Unreachable if it does not answer.
+        jax ends this process if the others are not there after `seconds`. Raises UsageError if
+        no cluster is found, Unreachable if the metadata server of the cluster does not answer.
         """
         if not self.detect and self.coordinator is None:
             return
         # Between processes on CPUs, jax's collectives go through gloo.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         try:
-            # A metadata server that does not answer is asked again.
+            # Retries while the metadata server does not answer.
             network.retrying(
                 lambda: self._initialize(seconds), name="what tells of the other processes"
             )
@@ -107,59 +105,48 @@ class Connection:
 
 
 def disconnect() -> None:
-    """Leaves in good order, after the others: a process that just goes takes them with it."""
+    """Disconnects after the others: a process that only exits ends them as well."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
 
 
 def is_main() -> bool:
-    """Returns whether this process is the one that writes logs and talks."""
+    """Returns whether this is process 0, which writes logs and messages."""
     return jax.process_index() == 0
 
 
 # --- agreement -----------------------------------------------------------------------------------
 
 
-def _gather(mesh: Mesh, words: np.ndarray) -> np.ndarray:
-    """Returns `[processes, n]` of the int32 `[n]` that each gives. Waits for all of them."""
-    layout = NamedSharding(mesh, jax.P(AXES))
-    rows = np.broadcast_to(words, (mesh.size, len(words)))
-    spread = jax.make_array_from_callback(rows.shape, layout, lambda index: rows[index])
-    together = _replicated(spread)
-    owners = [device.process_index for device in mesh.devices.flat]
-    return np.asarray(together)[[owners.index(p) for p in sorted(set(owners))]]
+def _gather(values: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Returns `[processes, n]` of the int32 `[n]` of each process. Waits for all of them."""
+    return np.asarray(multihost_utils.process_allgather(np.asarray(values, np.int32)))
 
 
-@jax.jit
-def _replicated(x: jax.Array) -> jax.Array:
-    # One function for all calls: each new one would be compiled anew.
-    return jax.reshard(x, jax.P())
-
-
-def barrier(mesh: Mesh) -> None:
+def barrier() -> None:
     """Returns when every process has come here. Used around what only process 0 writes."""
     if jax.process_count() > 1:
-        _gather(mesh, np.zeros(1, np.int32))
+        _gather([0])
 
 
 def everywhere(error: BertJaxError) -> BertJaxError:
-    """Marks an error that every process raises at the same place: they leave together."""
+    """Marks an error that every process raises at the same place, so that they end together."""
     error.is_everywhere = True
     return error
 
 
-def assert_same_program(known: Callable[[], Mapping[str, str]], *, mesh: Mesh) -> None:
-    """Raises UsageError, in every process, if one of them knows a fact otherwise.
+def assert_same_program(known: Callable[[], Mapping[str, str]]) -> None:
+    """Raises UsageError, in every process, if a fact differs between them.
 
-    Processes that run different programs wait for each other in different collectives, for ever.
-    The error names the rank and the fact.
+    Processes that run different programs would wait for each other in different collectives. The
+    error names the rank and the fact.
     """
     if jax.process_count() == 1:
         return
     facts = known()
     digests = [hashlib.sha256(text.encode()).digest()[:8] for text in facts.values()]
     words = np.frombuffer(b"".join(digests), np.int32)
-    gathered = _gather(mesh, words).reshape(jax.process_count(), len(facts), 2)
+    gathered = _gather(words).reshape(jax.process_count(), len(facts), 2)
     differing = [
         f"process {rank}: {name}"
         for rank in range(1, jax.process_count())
@@ -168,16 +155,16 @@ def assert_same_program(known: Callable[[], Mapping[str, str]], *, mesh: Mesh) -
     ]
     if differing:
         error = UsageError(
-            f"the processes do not run the same program; other than in process 0 are "
+            f"the processes do not run the same program; these differ from process 0: "
             f"{'; '.join(differing)}. Start all of them with the same command on the same versions"
         )
         raise everywhere(error)
 
 
-def broadcast_from_main(decide: Callable[[], int | None], *, mesh: Mesh) -> int | None:
-    """Returns what process 0 decides (a number from 0, or None), in every process.
+def broadcast_from_main(decide: Callable[[], int | None]) -> int | None:
+    """Returns the decision of process 0 (a number from 0, or None), in every process.
 
-    An error of process 0 is raised in all of them, so that none waits for it.
+    An error of process 0 is raised in all of them.
     """
     if jax.process_count() == 1:
         return decide()
@@ -188,36 +175,38 @@ def broadcast_from_main(decide: Callable[[], int | None], *, mesh: Mesh) -> int 
             answer[:] = (0 if decided is None else 1, decided or 0)
         except BertJaxError as error:
             problem, answer[:] = error, (2, error.exit_code)
-    kind, number = _gather(mesh, answer)[0]
+    kind, number = _gather(answer)[0]
     if problem is not None:
         raise everywhere(problem)
     if kind == 2:
-        error = with_exit_code(int(number), "process 0 found it; its own message says what")
+        error = with_exit_code(int(number), "process 0 has failed; its message has the reason")
         raise everywhere(error)
     return int(number) if kind == 1 else None
 
 
-def of_main(values: Sequence[int], *, mesh: Mesh) -> list[int]:
+def of_main(values: Sequence[int]) -> list[int]:
     """Returns the values of process 0, in every process. All of them ask, at the same place."""
-    if jax.process_count() == 1:
-        return list(values)
-    return _gather(mesh, np.array(values, np.int32))[0].tolist()
+    return list(values) if jax.process_count() == 1 else _gather(values)[0].tolist()
 
 
-def largest(number: int, *, mesh: Mesh) -> int:
-    """Returns the largest of the numbers that the processes give. All of them ask, at the same
-    place.
-    """
+def largest(number: int) -> int:
+    """Returns the largest number of all processes. All of them ask, at the same place."""
+    return number if jax.process_count() == 1 else int(_gather([number]).max())
+
+
+def smallest(size: int | None) -> int | None:
+    """Returns the smallest size in bytes of all processes, to the MiB; None if one has None."""
     if jax.process_count() == 1:
-        return number
-    return int(_gather(mesh, np.array([number], np.int32)).max())
+        return size
+    least = int(_gather([-1 if size is None else size >> 20]).min())
+    return None if least < 0 else least << 20
 
 
 def exchange(name: str, text: str, *, seconds: float) -> list[str]:
-    """Returns what every process says under a name that is used once, in the order of their
+    """Returns the text of every process under a name that is used once, in the order of their
     numbers.
 
-    Waits for all, without a device. Raises jax's JaxRuntimeError if one says nothing in time.
+    Waits for all, without a device. Raises jax's JaxRuntimeError if one gives none in time.
     """
     if not jax.distributed.is_initialized():
         return [text]
@@ -233,10 +222,9 @@ _endings = itertools.count()
 
 
 def all_end() -> bool:
-    """Returns whether every process has come to the end of its run within some seconds.
+    """Returns whether every process reaches the end of its run within 20 seconds.
 
-    Where one has not, it waits in a step for this one, which is to go: what asks all of them would
-    never return.
+    A process that does not may wait for this one in a step: a collective would never return.
     """
     try:
         exchange(f"end-{next(_endings)}", "", seconds=20.0)
@@ -245,32 +233,16 @@ def all_end() -> bool:
     return True
 
 
-def smallest(size: int | None, *, mesh: Mesh) -> int | None:
-    """Returns the least of all processes' sizes in bytes, to the MiB; None if one knows none."""
-    if jax.process_count() == 1:
-        return size
-    word = np.array([-1 if size is None else size >> 20], np.int32)
-    with jax.set_mesh(mesh):
-        least = int(_gather(mesh, word).min())
-    return None if least < 0 else least << 20
-
-
-# --- what each is at ---------------------------------------------------------------------------
-
-_ACTIVITY = "bert-jax/at/"
-
-
-def publish_status(text: str) -> None:
-    """Lets the other processes know. Does nothing once the coordination service is gone."""
+def reports(name: str, text: str, *, seconds: float) -> dict[int, str]:
+    """Publishes a text of this process. Returns the texts that processes publish within `seconds`,
+    by their numbers; {} if the coordination service is gone.
+    """
+    folder = f"bert-jax/{name}/"
     with contextlib.suppress(jax.errors.JaxRuntimeError):
-        _client().key_value_set(f"{_ACTIVITY}{jax.process_index()}", text, allow_overwrite=True)
-
-
-def peer_statuses() -> dict[int, str]:
-    """Returns what each process has published last."""
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        pairs = _client().key_value_dir_get(_ACTIVITY)
-        return {int(key.rpartition("/")[2]): text for key, text in pairs}
+        _client().key_value_set(f"{folder}{jax.process_index()}", text, allow_overwrite=True)
+        time.sleep(seconds)
+        pairs = _client().key_value_dir_get(folder)
+        return {int(key.rpartition("/")[2]): value for key, value in pairs}
     return {}
 
 

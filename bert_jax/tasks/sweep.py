@@ -160,7 +160,7 @@ def _require_fitting(settings: Settings, source: LoadedCheckpoint) -> None:
 def _require_room_for(runs: int, place: Location, *, mesh: Mesh) -> None:
     """Raises UsageError where several runs would write their results over those of a single one."""
     if runs > 1 and distributed.broadcast_from_main(
-        lambda: int(run_directory.CONFIG in place.names()), mesh=mesh
+        lambda: int(run_directory.CONFIG in place.names())
     ):
         raise UsageError(
             f"`workdir` {place.name} holds a single run, and these are {runs}; choose another one"
@@ -275,7 +275,7 @@ def _with_restarts(
             return result | {"attempts": attempt, "directory": str(workdir)}
         if distributed.is_main():
             _set_aside(workdir, attempt)
-        distributed.barrier(mesh)
+        distributed.barrier()
         is_begun = False
         then = "it was the last attempt" if is_last else f"again with {seed + _NEXT_SEED}"
         note(f"{config.name}: seed {seed} diverged ({why}); {then}")
@@ -312,7 +312,7 @@ def _look(workdir: Path | str, *, mesh: Mesh) -> tuple[int, bool]:
         return 2 * attempts + is_begun
 
     # Process 0 looks, before any process writes.
-    found = distributed.broadcast_from_main(look, mesh=mesh) or 0
+    found = distributed.broadcast_from_main(look) or 0
     return found // 2, bool(found % 2)
 
 

@@ -43,7 +43,7 @@ class CompiledSteps:
             rates=job.rates,
             phase=self.phase,
         )
-        distributed.assert_same_program(lambda: self._facts(lowered), mesh=job.mesh)
+        distributed.assert_same_program(lambda: self._facts(lowered))
         # A description, because the next step donates the arrays.
         described = jax.tree.map(_described, state)
         self._steps[shape] = self._background.submit(self._compile, lowered, described)

@@ -35,7 +35,7 @@ class SkippedUpdates(Hook):
             return len(log_reader.skips(log_reader.read_events(run.directory), step))
 
         # Only process 0 is sure to have the log.
-        self._count = distributed.broadcast_from_main(count, mesh=run.job.mesh) or 0
+        self._count = distributed.broadcast_from_main(count) or 0
         return self._answer(step)
 
     def on_metrics(self, step: int, metrics: Mapping[str, float]) -> Stop | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
 from bert_jax.config.fields import fields_of
@@ -104,10 +103,10 @@ def named_hooks(config: TrainConfig, **options: Mapping[str, Any]) -> list[Hook]
 
 
 def agreed(
-    hooks: Sequence[Hook], answers: Sequence[Stop | None], *, keeps: bool = False, mesh: Mesh
+    hooks: Sequence[Hook], answers: Sequence[Stop | None], *, keeps: bool = False
 ) -> tuple[Stop | None, bool]:
     """Returns the first answer of process 0, and its `keeps`, in every process."""
-    *stops, kept = distributed.of_main([*(a is not None for a in answers), keeps], mesh=mesh)
+    *stops, kept = distributed.of_main([*(a is not None for a in answers), keeps])
     for hook, answer, is_stop in zip(hooks, answers, stops, strict=True):
         if is_stop:
             return answer or type(hook).__name__, bool(kept)

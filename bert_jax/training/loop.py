@@ -12,7 +12,7 @@ import jax
 from bert_jax.errors import BertJaxError, Preempted
 from bert_jax.model.attention.implementation import serving
 from bert_jax.progress import note, ticking
-from bert_jax.runtime.preemption import Preemption
+from bert_jax.runtime.stop import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training import device_feed
 from bert_jax.training.compiled_steps import CompiledSteps
@@ -210,7 +210,7 @@ def _compile(loop: Loop, steps: CompiledSteps, state: TrainState, batch: Any) ->
 def _next_batch(loop: Loop, batches: Iterator[Future]) -> Any:
     """Returns the next batch. Raises Preempted if a signal comes while the process waits for it."""
     loop.watchdog.at(f"waiting for the data of step {loop.step + 1}")
-    with loop.log.waiting(), loop.watchdog.waiting():
+    with loop.log.waiting():
         batch = loop.preemption.wait(next(batches))
     assert batch is not None, "the data ended before the phase"
     return batch
@@ -220,7 +220,7 @@ def _evaluate(loop: Loop, evaluation: Evaluation, state: TrainState) -> Scores:
     """Evaluates the current step and logs the scores. Saves the state if a hook keeps the step or
     stops the run. Raises Preempted if a preemption cuts the evaluation short.
     """
-    step, mesh = loop.step, loop.job.mesh
+    step = loop.step
     patience = COMPILE_PATIENCE if evaluation.compiles_on_the_way else 1.0
 
     def cut_short() -> bool:
@@ -230,9 +230,7 @@ def _evaluate(loop: Loop, evaluation: Evaluation, state: TrainState) -> Scores:
     began = time.monotonic()
     once = loop.bar.paused() if evaluation.compiles_on_the_way else contextlib.nullcontext()
     with ticking(f"step {step}: evaluating"), once:
-        scores = loop.preemption.cut_short(
-            lambda: evaluation.run(state.params, cut_short=cut_short), mesh=mesh
-        )
+        scores = evaluation.run(state.params, cut_short=cut_short)
     if scores is None:
         raise _preempted(loop, state)
     rows = {split: {**evaluation.columns, **values} for split, values in scores.items()}
@@ -242,7 +240,7 @@ def _evaluate(loop: Loop, evaluation: Evaluation, state: TrainState) -> Scores:
     loop.print(f"step {step}: {loop.job.describe(scores)}")
     answers = [hook.on_evaluation(step, rows) for hook in loop.hooks]
     is_kept = any(hook.keeps(step) for hook in loop.hooks)
-    stop, is_kept = agreed(loop.hooks, answers, keeps=is_kept, mesh=mesh)
+    stop, is_kept = agreed(loop.hooks, answers, keeps=is_kept)
     loop.stop = loop.stop or stop
     if stop or is_kept:
         loop.save(state, for_good=stop is not None)

@@ -1,4 +1,4 @@
-"""Pre-training on a corpus: the job, and all that is checked before it begins."""
+"""Pre-training on a corpus: the job, and the checks before the run starts."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -51,22 +51,23 @@ def pretrain(
     expect: Sequence[Path | str] = (),
     started: float | None = None,
 ) -> dict[str, Any]:
-    """Runs `config` on a corpus, or resumes the run that `workdir_path` holds.
+    """Runs `config` on a corpus, or resumes the run in `workdir_path`, which may be in a bucket
+    (`gs://BUCKET/PATH`).
 
-    Several corpora of one tokenizer are given by the names of the sources (`data.source_weights`).
-    Returns the run's closing figures: `step`, the last held-out metrics (`validation`), the last
-    row of training, and the corpus's unigram entropy to compare them with. `workdir_path` may be
-    in a bucket (`gs://BUCKET/PATH`). `init_from` is a checkpoint whose parameters a *new* run
-    starts from, with a fresh schedule: the model is the checkpoint's, whatever `config.model` says,
-    but for dropout, and so are the heads that it has; others begin fresh. `own_fields` of the
-    config, set on purpose, must agree with it. A head that is not whole is an error, or begins
-    fresh with `allow_missing_heads`; extra tensors are one unless `ignore_unexpected` matches them.
-    A resumed run has its own parameters. Steps in `profile_steps` are traced to
-    `workdir/profile`. `allowed_changes` are
-    fields that may differ from the workdir's (each field says so). `fit_memory` chooses the number
-    of microbatches, once for a run (memory/fit.py). `expect` names finished runs of its kind, or a
-    study of them, whose curves this one is compared with while it trains. `started` is the
-    process's beginning on the monotonic clock.
+    Several corpora with the same tokenizer are given by source names (`data.source_weights`).
+    Returns the closing metrics: `step`, the last validation metrics (`validation`), the last
+    training row, and the unigram entropy of the corpus for comparison.
+
+    `init_from` is a checkpoint for the parameters of a *new* run, with a fresh schedule. The model
+    is the checkpoint's, except for dropout, with the heads that the checkpoint has; other heads are
+    initialized. The fields in `own_fields`, which the user set, must agree with the checkpoint. An
+    incomplete head is an error, or is initialized with `allow_missing_heads`; extra tensors are an
+    error unless `ignore_unexpected` matches them.
+
+    Steps in `profile_steps` are traced to `workdir/profile`. `allowed_changes` are fields that may
+    differ from the stored run. `fit_memory` chooses the number of microbatches, once per run
+    (memory/fit.py). `expect` names finished runs of the same kind, or a study, for comparison of
+    the losses. `started` is the start of the process on the monotonic clock.
     """
     started = time.monotonic() if started is None else started
     initialization = Initialization(
@@ -98,7 +99,7 @@ def pretrain(
         is_new = distributed.is_main() and not setup.is_held
         if verify and is_new and (seen := preflight.held_out_elsewhere(config, corpus)):
             note(f"warning: {'; '.join(seen)}")
-        # Measured on one device, hence before all of them are the context.
+        # Measured on one device: before the mesh of all devices is set.
         peak = peak_flops(config.compute.dtype)
         job = Pretraining(
             config,
@@ -143,8 +144,8 @@ class Pretraining(TrainingJob):
         initialization: Initialization | None = None,
         blocks: Blocks = BLOCKS,
     ):
-        """`peak` is the FLOP/s that all devices together can reach. A corpus of more than one of
-        the `blocks` is planned in pieces.
+        """`peak` is the peak FLOP/s of all devices together. A corpus larger than one of the
+        `blocks` is planned in pieces.
         """
         self.config, self.corpus, self.mesh = config, corpus, mesh
         self._initialization = initialization or Initialization(None)
@@ -183,13 +184,15 @@ class Pretraining(TrainingJob):
         )
         if shares := self._pipeline.shares(phase):
             largest = sorted(shares.items(), key=lambda item: -item[1])
-            note(f"phase {phase}: rows of {some(f'{name} {share:.1%}' for name, share in largest)}")
+            note(
+                f"phase {phase}: rows from {some(f'{name} {share:.1%}' for name, share in largest)}"
+            )
         if self.config.in_phase(phase).data.packing != "none":
             fill = self._pipeline.fill(phase)
             padding = 1 - fill.tokens / self.config.phases[phase].sequence_length
             note(
-                f"phase {phase}: {rows:,} packed rows a step, of {fill.sequences:.2f} sequences "
-                f"each and {padding:.1%} padding: {rows * fill.sequences:,.0f} sequences a step"
+                f"phase {phase}: {rows:,} packed rows per step with {fill.sequences:.2f} sequences "
+                f"each, {padding:.1%} padding: {rows * fill.sequences:,.0f} sequences per step"
             )
         return (
             device_feed.to_global(batch, mesh=self.mesh, ranges=ranges, global_rows=rows)
@@ -246,8 +249,8 @@ def pipeline_of(
     *,
     blocks: Blocks = BLOCKS,
 ) -> Pipeline:
-    """Returns the training batches of a run; those of another split where one is given. The sizes
-    of `blocks` cut a large corpus into pieces.
+    """Returns the training batches of a run, or the batches of `split`. The sizes of `blocks` cut
+    a large corpus into pieces.
     """
     return Pipeline(
         corpus.train if split is None else split,

@@ -19,7 +19,7 @@ from bert_jax.files import write_json
 from bert_jax.model import bert
 from bert_jax.progress import Progress, note
 from bert_jax.runtime import distributed
-from bert_jax.runtime.preemption import Preemption
+from bert_jax.runtime.stop import Preemption
 from bert_jax.runtime.watchdog import COMPILE_PATIENCE, Watchdog
 from bert_jax.training.divergence import Divergence, SkippedUpdates
 from bert_jax.training.hooks import Hook, Profile, agreed, evaluates_at
@@ -83,10 +83,9 @@ def train(
     files = {name: file for hook in hooks for name, file in hook.prepare(job, directory).items()}
     with Preemption() as preemption, Watchdog(config.deadline_seconds) as watchdog:
         preemption.doing, preemption.is_idle = (lambda: watchdog.doing), True
-        preemption.suspended = watchdog.suspended
         # All processes must have read the workdir before one of them writes to it.
         watchdog.at("meeting the other processes")
-        distributed.barrier(job.mesh)
+        distributed.barrier()
         # Initialization is compiled; a checkpoint may be many gigabytes in a remote bucket.
         watchdog.at("restoring", patience=COMPILE_PATIENCE)
         restoring = time.monotonic()
@@ -94,13 +93,9 @@ def train(
         step = resumed_from or 0
         rows = log_reader.set_aside_after(directory, step) if distributed.is_main() else []
         logger = _open_logs(config, setup, resumed_from, restoring=restoring, started=started)
-        watchdog.on_slow = lambda process, share: logger.event(
-            "slow_process", process=process, share=share
-        )
         _introduce(job, state, resumed_from)
         saver = _saver(job, setup, step, logger=logger, watchdog=watchdog)
-        preemption.kept = lambda: _kept(saver.saved_step)
-        preemption.kept_by_now = lambda: _kept(saver.whole_step)
+        preemption.kept = lambda: _kept(saver.whole_step)
         bar = Progress(job.title, total=config.total_steps, done=step)
         seen = {"job": job, "directory": directory, "logger": logger, "bar": bar}
         loop = Loop(
@@ -110,7 +105,7 @@ def train(
             preemption=preemption,
             watchdog=watchdog,
             saver=saver,
-            schedule=SaveSchedule(config, mesh=job.mesh),
+            schedule=SaveSchedule(config),
             step=step,
         )
         with bar:
@@ -134,12 +129,10 @@ def train(
     return Closing(loop.step, last_row | end.row, last_scores | end.scores, figures)
 
 
-def _kept(step: int | None) -> str:
-    """Returns a sentence about the saved step, for messages; None: the last save has failed."""
+def _kept(step: int) -> str:
+    """Returns a sentence about the saved step, for messages."""
     if step == 0:
         return "nothing was saved yet; the same command starts from the beginning"
-    if step is None:
-        return "the last save has failed: the same command resumes from the step before it"
     return f"step {step} is saved and the same command resumes from it"
 
 
@@ -154,7 +147,7 @@ def _restore(
     directory, name = setup.location.path, setup.location.name
     # Only process 0 decides: another host may see later that the workdir holds a run.
     resumed_from = distributed.broadcast_from_main(
-        lambda: recovery.prepare_resume(directory) if setup.is_held else None, mesh=mesh
+        lambda: recovery.prepare_resume(directory) if setup.is_held else None
     )
     if (resumed_from or 0) > config.total_steps:
         raise UsageError(
@@ -168,7 +161,7 @@ def _restore(
             note(f"warning: {problem}")
 
     if (resumed_from or 0) < config.total_steps and not setup.location.is_in_bucket:
-        distributed.broadcast_from_main(require_room, mesh=mesh)
+        distributed.broadcast_from_main(require_room)
     state = job.initial_state() if resumed_from is None else None
     if distributed.is_main():
         if not setup.is_held:
@@ -178,7 +171,7 @@ def _restore(
         for name, value in files.items():
             write_json(directory / name, value)
         setup.location.sync()
-    distributed.barrier(mesh)
+    distributed.barrier()
     if state is None:
         state = checkpoint.load_state(directory, step=resumed_from or 0, config=config, mesh=mesh)
     return state, resumed_from
@@ -232,7 +225,6 @@ def _saver(
         logger=logger,
         watchdog=watchdog,
         location=setup.location,
-        mesh=job.mesh,
         max_failed=job.config.checkpoint.max_failed_saves,
         saved_step=step,
     )
@@ -246,7 +238,7 @@ def _train_phases(
     Returns the end of the last phase that this process trained.
     """
     answers = [hook.begin(loop, loop.step, rows) for hook in loop.hooks]
-    loop.stop, _ = agreed(loop.hooks, answers, mesh=loop.job.mesh)
+    loop.stop, _ = agreed(loop.hooks, answers)
     if isinstance(loop.stop, Exception):
         raise loop.stop
     owes = _owes_evaluation(loop.job, resumed_from, rows)
@@ -275,7 +267,7 @@ def _owes_evaluation(job: TrainingJob, step: int | None, rows: Sequence[Row]) ->
         return False
     has_row = any(row["step"] == step and row.get("split") is not None for row in rows)
     # Only process 0 has the rows.
-    return not distributed.of_main([has_row], mesh=job.mesh)[0]
+    return not distributed.of_main([has_row])[0]
 
 
 def _end_early(loop: Loop, error: BaseException) -> None:

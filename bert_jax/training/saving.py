@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
 from bert_jax.errors import StorageFailed, Unreachable, WorkdirTaken
@@ -40,10 +39,8 @@ class SaveSchedule:
     `keep_every` divides are saved as well. The training itself does not depend on the schedule.
     """
 
-    def __init__(
-        self, config: TrainConfig, *, mesh: Mesh, clock: Callable[[], float] = time.monotonic
-    ):
-        self._config, self._mesh, self._clock = config, mesh, clock
+    def __init__(self, config: TrainConfig, *, clock: Callable[[], float] = time.monotonic):
+        self._config, self._clock = config, clock
         self.restart()
 
     def restart(self) -> None:
@@ -62,7 +59,7 @@ class SaveSchedule:
         if step % config.log_every_steps:
             return False
         is_time = self._clock() - self._since >= 60 * settings.every_minutes
-        return bool(distributed.of_main([is_time], mesh=self._mesh)[0])
+        return bool(distributed.of_main([is_time])[0])
 
 
 class Saver:
@@ -75,13 +72,12 @@ class Saver:
         logger: MetricsLogger,
         watchdog: Watchdog,
         location: Location,
-        mesh: Mesh,
         max_failed: int,
         saved_step: int,
     ):
         """`saved_step` is the step that the run starts or resumes from."""
         self._checkpoints, self._logger, self._watchdog = checkpoints, logger, watchdog
-        self.location, self._mesh, self._max_failed = location, mesh, max_failed
+        self.location, self._max_failed = location, max_failed
         # The newest step that is saved or being saved; None if that save has failed.
         self.saved_step: int | None = saved_step
         self._began_at, self._failed = saved_step, 0
@@ -147,7 +143,7 @@ class Saver:
         error.
         """
         kind = 0 if problem is None else 1 + _KINDS.index(type(problem))
-        worst = distributed.largest(kind, mesh=self._mesh)
+        worst = distributed.largest(kind)
         if worst:
             if problem is None or worst > kind:
                 problem = _KINDS[worst - 1]("another process could not save")

@@ -78,10 +78,10 @@ def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[G
             else:
                 with jax.set_mesh(mesh):
                     # All processes have met before one of them may wait for long.
-                    distributed.broadcast_from_main(lambda: None, mesh=mesh)
-                    process = distributed.broadcast_from_main(take, mesh=mesh)
+                    distributed.broadcast_from_main(lambda: None)
+                    process = distributed.broadcast_from_main(take)
                     if not place.is_in_bucket:
-                        _require_shared(place, process or 0, mesh=mesh)
+                        _require_shared(place, process or 0)
             yield guards[-1]
     finally:
         if not place.is_in_bucket and not was_there:
@@ -102,7 +102,7 @@ def _hold_folder(place: Location) -> Iterator[Guard]:
         yield lambda patience: None
 
 
-def _require_shared(place: Location, process: int, *, mesh: Mesh) -> None:
+def _require_shared(place: Location, process: int) -> None:
     """Raises UsageError, in all processes, if one of them does not see the lock of process 0.
 
     Each process would continue with its own state, and they would wait for each other forever.
@@ -115,7 +115,7 @@ def _require_shared(place: Location, process: int, *, mesh: Mesh) -> None:
         for folder in (*reversed(place.path.absolute().parents), place.path):
             with contextlib.suppress(OSError):
                 storage.names_in(folder)  # a host caches a folder until it is listed
-    blind = distributed.largest(0 if is_seen else jax.process_index(), mesh=mesh)
+    blind = distributed.largest(0 if is_seen else jax.process_index())
     if blind:
         error = UsageError(
             f"`workdir` {place.name}: process {blind} does not see there what process 0 writes; "

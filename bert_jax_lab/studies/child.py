@@ -16,7 +16,7 @@ from typing import Any
 
 from bert_jax.errors import Interrupted
 from bert_jax.progress import leave
-from bert_jax.runtime.signals import ENDING, Signals, word_of
+from bert_jax.runtime.stop import ENDING, Signals, word_of
 
 # Seconds between two looks at a child.
 _LOOK = 0.2

@@ -18,7 +18,6 @@
 | `barrier=60` | the process comes late to where all meet |
 | `failing-saves=2` | the first two saves find no space |
 | `late-failure=2` | the second save finds no space once it is under way |
-| `compared=4` | nothing; processes are compared every 4 s, to see which is slow |
 | `commit-files=1` | Orbax writes steps as it does in a bucket: in place, a file says when whole |
 | `at=MODULE:NAME:2` | a line on stderr when that function begins, which takes 2 s longer |
 | `terminal=0` | nothing; the terminal of that descriptor is the one whose end the process is told |
@@ -203,10 +202,10 @@ def barrier(value: str) -> None:
 
     meet = distributed.barrier
 
-    def late(mesh: Any) -> None:
+    def late() -> None:
         _say("barrier")
         time.sleep(float(value))
-        meet(mesh)
+        meet()
 
     distributed.barrier = late
 
@@ -258,12 +257,6 @@ def heartbeat(value: str) -> None:
 
     assert hasattr(distributed, "_HEARTBEAT_TIMEOUT")
     distributed._HEARTBEAT_TIMEOUT = int(value)
-
-
-def compared(value: str) -> None:
-    from bert_jax.runtime import watchdog
-
-    watchdog._COMPARED_SECONDS = float(value)
 
 
 def terminal(value: str) -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.chaos import IS_LONG, long_form
+from tests.chaos import IS_LONG
 from tests.chaos.runs import Started, lines, with_deadline
 
 pytestmark = pytest.mark.chaos
@@ -19,7 +19,7 @@ _HANGS = {
     "loader of one of two": (2, 1, "loader=9:600", "waiting for the data of step"),
     "save of one of two": (2, 0, "save=600", "waiting for a save"),
     "barrier of one of two": (2, 1, "barrier=600", "barrier"),
-    # Slow steps: each process says what it is at once a second.
+    # The stopped process reports nothing, which the other one says.
     "stopped": (2, 1, "step=0.6", "step "),
 }
 _SHORT = ("loader", "stopped")
@@ -68,17 +68,3 @@ def test_hang(tmp_path, corpus, what, repeat):
     # Who is stopped says nothing: the other one has its own stack to show.
     stack = logs[0 if what == "stopped" else rank]
     assert "Current thread" in stack or "Thread 0x" in stack, logs
-
-
-@long_form
-def test_a_slow_process_is_named_and_not_ended(tmp_path, corpus):
-    run = Started(
-        tmp_path / "run",
-        corpus,
-        faults_of={0: ["compared=4"], 1: ["step=0.9"]},
-        processes=2,
-    )
-    assert run.finish() == [0, 0], run.log()
-    assert "process 1 keeps the others waiting" in run.log(0)
-    slow = [e for e in events(run) if e["event"] == "slow_process"]
-    assert [e["process"] for e in slow] == [1] and slow[0]["share"] > 0.5

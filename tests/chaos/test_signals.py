@@ -54,14 +54,14 @@ _MOMENTS = {
     ),
     ("pretrain", "step"): ("at=bert_jax.training.loop:_next_batch:0.3", r"step \d+ is saved|yet"),
     ("pretrain", "evaluate"): (
-        "at=bert_jax.training.evaluate:HeldOut.run:5",
+        "at=bert_jax.training.evaluate:HeldOut.run:1",
         r"step \d+ is saved",
     ),
     ("pretrain", "close"): ("at=bert_jax.training.run:_close:0.5", ""),
     ("finetune", "rows"): ("at=bert_jax.tasks.sweep:load_task:5", _NOT_YET),
     ("finetune", "step"): ("task-step=0.3", r"step \d+ is saved|yet"),
     ("finetune", "evaluate"): (
-        "at=bert_jax.tasks.finetune:TaskEvaluation.run:5",
+        "at=bert_jax.tasks.finetune:TaskEvaluation.run:1",
         r"step \d+ is saved",
     ),
     ("study", "import"): ("say=import", _RUNS),

@@ -37,13 +37,6 @@ def test_a_reader_that_leaves_ends_a_verb_silently(command, monkeypatch, trained
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("config, code", [("bert_bse", 2), ("bert_base", 0)])
-def test_a_command_without_standard_streams_has_its_exit_code(config, code):
-    command = [sys.executable, "-m", "bert_jax", "show", config]
-    ended = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], cwd=ROOT)
-    assert ended.returncode == code
-
-
 def test_letters_that_a_terminal_lacks_are_shown_as_numbers(trained):
     command = ["fill-mask", "--checkpoint", str(trained), "--json", "ä漢 [MASK]"]
     for encoding in ("ascii", "latin-1"):

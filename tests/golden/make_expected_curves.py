@@ -32,7 +32,7 @@ import numpy as np
 from bert_jax.__main__ import main
 from bert_jax.config_loader import load_config_json
 from bert_jax.data.corpus.store import read_manifest
-from bert_jax.runtime.preemption import Preemption
+from bert_jax.runtime.stop import Preemption
 from bert_jax.workdir import log_reader
 from bert_jax_lab.reference_curves import curve
 

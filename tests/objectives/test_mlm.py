@@ -12,7 +12,7 @@ import pytest
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig, EvaluationConfig, OptimizerConfig, PhaseConfig
 from bert_jax.data.corpus.store import open_corpus
-from bert_jax.runtime.preemption import Preemption
+from bert_jax.runtime.stop import Preemption
 from bert_jax.training import initialization
 from tests import tiny_corpus
 from tests.states import arrays_of, assert_same_bits

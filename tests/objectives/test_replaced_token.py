@@ -280,7 +280,7 @@ def test_a_run_is_cut_and_goes_on_to_the_same_bits(corpus, tmp_path, monkeypatch
 
     assert pretrain(whole) == 0
     with monkeypatch.context() as patch:
-        from bert_jax.runtime.preemption import Preemption
+        from bert_jax.runtime.stop import Preemption
 
         asked = iter(range(1000))
         patch.setattr(Preemption, "requested", lambda self: next(asked) >= 7)

@@ -308,7 +308,7 @@ def test_no_credentials(tmp_path, monkeypatch, in_cloud, code):
     [(Unreachable("ours"), 1, 75), (None, 1, 75), (Unreachable(""), 2, 7)],
 )
 def test_all_processes_end_with_the_worst_of_their_codes(monkeypatch, ours, worst, code):
-    monkeypatch.setattr(distributed, "largest", lambda number, mesh: worst)
+    monkeypatch.setattr(distributed, "largest", lambda number: worst)
 
     class Logger:
         def event(self, *_, **__):

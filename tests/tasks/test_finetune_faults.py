@@ -82,7 +82,7 @@ def test_saves_that_fail_are_borne(files, whole, tmp_path, monkeypatch):
 
 def test_a_signal_during_the_scores_is_heard(files, whole, tmp_path, monkeypatch):
     """The state is saved; the scores that were cut short are made by the next process."""
-    from bert_jax.runtime.preemption import Preemption
+    from bert_jax.runtime.stop import Preemption
 
     run, asked = finetune.TaskEvaluation.run, []
 

@@ -11,7 +11,7 @@ from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig, EvaluationConfig, OptimizerConfig, PhaseConfig
 from bert_jax.config_loader import override
 from bert_jax.registry import HOOKS, OBJECTIVES
-from bert_jax.runtime.preemption import Preemption
+from bert_jax.runtime.stop import Preemption
 from bert_jax.training.held_out_hooks import HeldOutFigure
 from bert_jax.training.hooks import Hook, evaluates_at, evaluations_in, named_hooks
 from bert_jax.workdir import checkpoint, log_reader

@@ -23,7 +23,7 @@ from bert_jax.config import (
 from bert_jax.data.corpus import store
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.several import open_corpora, trained_elsewhere
-from bert_jax.runtime.preemption import Preemption
+from bert_jax.runtime.stop import Preemption
 from bert_jax.update.schedules import Constant
 from bert_jax.workdir import log_reader
 from bert_jax_lab.reports import curves

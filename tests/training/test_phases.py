@@ -17,7 +17,7 @@ from bert_jax.config import (
 from bert_jax.config_checks import complete
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.pretrained.load import load_checkpoint
-from bert_jax.runtime.preemption import Preemption
+from bert_jax.runtime.stop import Preemption
 from bert_jax.training.pretrain import Pretraining
 from bert_jax.update.schedules import Constant, WarmupStableDecay
 from bert_jax.update.stable_adamw import StableAdamW
@@ -166,7 +166,7 @@ def test_a_run_that_is_cut_in_and_at_each_boundary_has_the_same_bits(
     whole, config_file, corpus, tmp_path
 ):
     workdir, command = tmp_path / "workdir", command_of(config_file, corpus)
-    for stop in (2, 3, 4, 5, 7, 8, 9, 10):
+    for stop in (2, 3, 7, 10):
         with pytest.MonkeyPatch.context() as patch:
             reached = lambda self, stop=stop: stop in saved(workdir)  # noqa: E731
             patch.setattr(Preemption, "requested", reached)

@@ -5,7 +5,6 @@ import pytest
 from bert_jax.config import CheckpointConfig, PhaseConfig
 from bert_jax.training.saving import SaveSchedule
 from tests import tiny_corpus
-from tests.batches import mesh_of
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ def test_steps_that_are_saved(settings, saved):
         phases=phases, checkpoint=CheckpointConfig(**settings), log_every_steps=5
     )
     now = [0.0]
-    schedule = SaveSchedule(config, mesh=mesh_of(1), clock=lambda: now[0])
+    schedule = SaveSchedule(config, clock=lambda: now[0])
     found = []
     for step in range(1, steps + 1):
         now[0] += 10.0

@@ -182,8 +182,8 @@ def test_all_processes_see_what_process_0_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "_SEEN_SECONDS", 0.2)
     with only_trainer(tmp_path / "run"):
         monkeypatch.setattr(jax, "process_index", lambda: 3)
-        monkeypatch.setattr(distributed, "broadcast_from_main", lambda *_, mesh: os.getpid())
-        monkeypatch.setattr(distributed, "largest", lambda number, mesh: told.append(number) or 3)
+        monkeypatch.setattr(distributed, "broadcast_from_main", lambda *_: os.getpid())
+        monkeypatch.setattr(distributed, "largest", lambda number: told.append(number) or 3)
         for place in ("run", "own"):
             refused = pytest.raises(UsageError, match="process 3 does not see there what process 0")
             with refused, only_trainer(tmp_path / place, mesh=mesh):

@@ -18,7 +18,7 @@ from bert_jax.cli.options import (
 from bert_jax.cli.table_format import TableFormat
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
-from bert_jax.runtime.start import Start
+from bert_jax.runtime.stop import Start
 
 
 @section

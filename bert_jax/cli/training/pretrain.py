@@ -22,7 +22,7 @@ from bert_jax.cli.output import table
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
-from bert_jax.runtime.start import Start
+from bert_jax.runtime.stop import Start
 
 
 @section

@@ -1,0 +1,258 @@
+"""Signals that ask a process to end: Ctrl-C, SIGTERM, and SIGHUP from a terminal that closes.
+
+A handler sets a flag, and a run that has something to save asks for it between steps. With several
+processes, jax's coordination service names the step at which all of them save. A process that has
+nothing to save ends at once. Python runs handlers between two instructions of the main thread.
+"""
+
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self, TypeVar
+
+from bert_jax import progress
+from bert_jax.errors import Interrupted, Preempted
+from bert_jax.progress import leave, say
+from bert_jax.runtime import host_allocator
+
+_T = TypeVar("_T")
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WORDS = {signal.SIGTERM: "received SIGTERM", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
+_NOTHING = "no step is under way, so nothing is lost; run the same command again"
+_POLL_SECONDS = 0.1
+# Seconds for the cleanup of a command, and for a process that got a signal to meet the others.
+_CLEANUP_SECONDS, _MEETING_SECONDS = 1.0, 20.0
+# Shared by all runs of a process: jax expects numbers that increase in all processes.
+_questions = itertools.count(1)
+
+
+def word_of(number: int) -> str:
+    """Returns the reason for the end of a process, for messages."""
+    return _WORDS.get(signal.Signals(number), "interrupted")
+
+
+def error_of(number: int) -> type[Preempted]:
+    """Returns the error, and so the exit code, of a process that a signal ends."""
+    return Interrupted if number == signal.SIGINT else Preempted
+
+
+def _leave_after(seconds: float, act: Callable[..., Any], *arguments: Any) -> None:
+    timer = threading.Timer(seconds, act, arguments)
+    timer.daemon = True
+    timer.start()
+
+
+class Signals:
+    """Calls `act` with the number of each signal that comes inside the block.
+
+    A process that was started to ignore Ctrl-C or SIGHUP (nohup, a shell's background) still
+    ignores them. Does nothing outside of the main thread, which alone can set handlers.
+    """
+
+    def __init__(self, numbers: Sequence[int], act: Callable[[int], None]):
+        self._numbers, self._act, self._before = numbers, act, dict[int, Any]()
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in self._numbers:
+                if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, lambda n, _: self._act(n))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+
+class Ending:
+    """Ends a command that has nothing to save, with one line.
+
+    The main thread is interrupted, so that it can clean up; errors of that interruption are not
+    shown. After a second, or a second signal, the process ends as it is.
+    """
+
+    def __init__(self) -> None:
+        # The name of the command and what it leaves; no line is written before they are known.
+        self.name, self.kept = "", ""
+        # The exit code, once a signal has come.
+        self.code: int | None = None
+        self._signals = Signals(ENDING, self._act)
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signals.__exit__()
+
+    def _act(self, number: int) -> None:
+        if self.code is not None:
+            leave(self.code)
+        self.code = error_of(number).exit_code
+        _leave_after(_CLEANUP_SECONDS, leave, self.code)
+        progress.stop_bar()
+        if self.name:
+            say(f"{self.name}: {word_of(number)}; {self.kept}")
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        raise KeyboardInterrupt
+
+
+class Start:
+    """Starts a command that trains. Active before anything heavy is imported.
+
+    A signal ends the process. A process that has others meets them first, so that all of them end;
+    after that, jax tells the others, and all of them end after a step.
+    """
+
+    def __init__(self, name: str, **found: Any):
+        """`name` is the command, for messages; `found` are the fields of distributed.Connection."""
+        self._name, self._found = name, found
+        self._has_others = found.get("detect") or (found.get("num_processes") or 1) > 1
+        self._received: int | None = None
+        self._is_connected = self._have_met = False
+        self._signals = Signals(ENDING, self._act)
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()
+        return self
+
+    def connect(self) -> None:
+        """Waits for the other processes, if there are any.
+
+        Raises UsageError if they cannot be found, Preempted in all if one got a signal meanwhile.
+        """
+        if host_allocator.computes_on_cpu():
+            host_allocator.keep_freed_memory()
+        from bert_jax.runtime import distributed
+
+        connection = distributed.Connection(**self._found).validate()
+        # In a thread: no handler runs in a main thread that waits in C++.
+        with ThreadPoolExecutor(max_workers=1) as waiting:
+            waiting.submit(connection.connect).result()
+        self._is_connected = True
+        if distributed.any_preempted(self._received is not None):
+            kind = Preempted if self._received is None else error_of(self._received)
+            raise kind(f"received a signal to stop; {_NOTHING}")
+        self._have_met = True
+        if self._received is not None:  # it came too late for `any_preempted`
+            os.kill(os.getpid(), signal.SIGTERM)
+        if not distributed.is_main():
+            progress.silence()
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._signals.__exit__()
+        if not self._is_connected:
+            return
+        from bert_jax.runtime import distributed
+
+        # The coordination service of jax is a thread of process 0. If process 0 leaves first,
+        # jaxlib aborts the others with 134 while they still write their errors ("Terminating
+        # process because the JAX distributed service detected fatal errors"). After an error that
+        # not all processes raise, the others may be gone, and waiting for them would be in vain.
+        is_agreed = error is None or isinstance(error, Preempted)
+        if is_agreed or (getattr(error, "is_everywhere", False) and distributed.all_end()):
+            distributed.disconnect()
+
+    def _act(self, number: int) -> None:
+        is_again, code = self._received is not None, error_of(number).exit_code
+        if not self._has_others or (is_again and number == signal.SIGINT):
+            say(f"{self._name}: {word_of(number)}; {_NOTHING}")
+            leave(code)  # no exception: an import in progress may catch it
+        elif not is_again:
+            self._received = number
+            if self._have_met:
+                what = "all processes save and end after their next step"
+                os.kill(os.getpid(), signal.SIGTERM)  # jax tells the others
+            else:
+                what = "exits once all processes have met"
+                _leave_after(_MEETING_SECONDS, self._leave_unmet, code)
+            say(f"{self._name}: {word_of(number)}; {what}")
+
+    def _leave_unmet(self, code: int) -> None:
+        if not self._have_met:
+            os._exit(code)
+
+
+class Preemption:
+    """The signals of a run. A second Ctrl-C ends the process at once.
+
+    A spot machine gets SIGTERM about 30 seconds before it is taken away. With several processes any
+    of them may get it.
+    """
+
+    def __init__(self) -> None:
+        # The current activity, and a sentence about the saved step: for messages.
+        self.doing: Callable[[], str] = lambda: "the current step"
+        self.kept: Callable[[], str] = lambda: "nothing is lost; run the same command again"
+        # Whether the process may end at once, because there is no new step to save.
+        self.is_idle = False
+        self._number: int | None = None
+        self._is_received = False
+
+    def __enter__(self) -> Self:
+        import jax
+
+        # Where processes are connected, jax handles SIGTERM.
+        self._is_alone = not jax.distributed.is_initialized()
+        numbers = ENDING if self._is_alone else (signal.SIGINT, signal.SIGHUP)
+        self._signals = Signals(numbers, self._act).__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signals.__exit__()
+
+    def _act(self, number: int) -> None:
+        is_first, before = self._number is None, self._number
+        if is_first or number == signal.SIGINT:
+            self._number = number
+        if not is_first:
+            if number == before == signal.SIGINT:
+                say(f"interrupted again: ends without saving; {self.kept()}")
+                leave(Interrupted.exit_code)
+            return
+        if not self._is_alone:
+            os.kill(os.getpid(), signal.SIGTERM)  # jax tells the others
+        elif self.is_idle:
+            say(f"{word_of(number)}; {self.kept()}")
+            leave(error_of(number).exit_code)
+        self._is_received = self._is_alone
+        again = "again" if number == signal.SIGINT else "twice"
+        say(
+            f"{word_of(number)}: saves and ends after this: {self.doing()}; Ctrl-C {again} ends at "
+            "once, without saving"
+        )
+
+    def requested(self) -> bool:
+        """Returns whether to save and stop now. All processes ask equally often, at the same
+        places.
+        """
+        if not self._is_alone:
+            from jax.experimental import multihost_utils
+
+            self._is_received |= multihost_utils.reached_preemption_sync_point(next(_questions))
+        return self._is_received
+
+    def preemption_error(self) -> Preempted:
+        """Returns the error that ends the run, after the state is saved."""
+        self.is_idle = False  # the process ends by itself
+        number = signal.SIGTERM if self._number is None else self._number
+        return error_of(number)(f"{word_of(number)}; {self.kept()}")
+
+    def wait(self, work: Future[_T]) -> _T:
+        """Returns the result of `work`. Raises Preempted in the only process of a run if a signal
+        comes first. With others, it waits: all processes are asked after a step.
+        """
+        while True:
+            try:
+                return work.result(timeout=_POLL_SECONDS)
+            except TimeoutError:
+                # The work may have ended since, or with a TimeoutError.
+                if work.done():
+                    return work.result()
+                if self._is_received and self._is_alone:
+                    raise self.preemption_error() from None
