@@ -228,7 +228,7 @@ def test_what_may_be_watched_are_the_figures_of_an_evaluation(trained):
 
 
 def best_of(values, figure="loss", lengths=None) -> int:
-    hook = HeldOutFigure(figure)
+    hook = HeldOutFigure(figure=figure)
     for step, value in enumerate(values):
         length = lengths[step] if lengths else None
         hook._see(step, {"step": step, figure: value, "sequence_length": length})
