@@ -84,9 +84,10 @@ def require_registered(config: TrainConfig) -> None:
 
     Unknown optimizers, schedules and hooks are accepted: inference does not use them.
     """
-    for path, problem in unknown_names(config):
-        if path.startswith(("model.", "compute.", "head.")):
-            raise UsageError(f"config {config.name!r}: {path} {problem}")
+    unknown = [*unknown_names(config)]
+    if any(path.startswith(("model.", "compute.", "head.")) for path, _ in unknown):
+        path, problem = unknown[0]
+        raise UsageError(f"config {config.name!r}: {path} {problem}")
 
 
 def mask_warnings(config: TrainConfig) -> Iterator[str]:
