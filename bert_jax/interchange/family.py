@@ -1,5 +1,6 @@
 """Families of Hugging Face's models: what tensors and fields are called, and their classes."""
 
+import json
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig
-from bert_jax.config.fields import fields_of
+from bert_jax.config.conversion import to_dict
+from bert_jax.config.fields import Kind, fields_of
 from bert_jax.config.model import GENERATOR_FIELDS, TRAINING_FIELDS
 from bert_jax.errors import UsageError, brief
 from bert_jax.interchange.name_map import MODEL_FIELDS, NameMap
@@ -239,7 +241,9 @@ class Family:
             remedies.append("set data.rows=full_sentences")  # others have two segments
         otherwise = "exporting it would change the outputs"
         if unsaid:
-            listed = ", ".join(f"model.{name} is {getattr(model, name)}" for name in unsaid)
+            listed = ", ".join(
+                f"model.{name} is {_written(getattr(model, name))}" for name in unsaid
+            )
             problems.append(f"{listed}, which this format does not support: {otherwise}")
         if unknown:
             problems.append(f"this format has no name for {', '.join(unknown)}")
@@ -292,4 +296,9 @@ def declared_parts(architectures: Sequence[str], family: Family) -> set[str]:
 
 
 def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """Returns a value as an override has it."""
+    return str(value).lower() if isinstance(value, bool) else _shown(value)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(to_dict(value)) if isinstance(value, Kind) else str(value)

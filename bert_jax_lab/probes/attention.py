@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import HeadConfig
+from bert_jax.config.model import SelfAttentionOptions
 from bert_jax.data.sources.document import whole_characters
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
@@ -128,7 +129,7 @@ class AttentionProbe:
 
     def __init__(self, source: LoadedCheckpoint, tokenizer: Tokenizer):
         config = source.config
-        score = getattr(config.model.mixer, "score", "")
+        score = getattr(config.model.mixer, "score", SelfAttentionOptions.score)
         if SCORES[score].is_added:
             raise UsageError(
                 f"model.mixer.score is {score}: it is no product of a query and a key, which "
