@@ -2,7 +2,7 @@
 
 bert-jax study scaling --workdir runs/scaling
 
-A law (bert_jax_lab/studies/scaling_law.py) is fitted to twelve runs, of four sizes and three
+A law (bert_jax_lab/studies/law.py) is fitted to twelve runs, of four sizes and three
 numbers of tokens, and to one larger run.
 """
 

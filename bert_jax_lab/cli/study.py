@@ -1,7 +1,7 @@
-"""Make a set of runs, tasks and figures as one.
+"""Make a set of runs, tasks and figures with one command.
 
-Makes the runs that are missing, one after the other, each in a process of its own, and writes
-study.md, study.json and figures. The same command goes on after any interruption, and several
+Makes the missing runs one after the other, each in a separate process, and writes study.md,
+study.json and figures. The same command resumes the study after any interruption, and several
 processes may work on one study.
 
 examples:
@@ -26,9 +26,8 @@ from bert_jax.cli.output import table, tell
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import Preempted, UsageError
 from bert_jax.progress import note
-from bert_jax_lab.studies.child import KEPT
 
-INTERRUPTED = KEPT
+INTERRUPTED = "runs that have ended are kept; the same command resumes the study"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -82,107 +81,50 @@ def run(options: StudyOptions) -> None:
     study = load_study(options.study, scale=options.scale)
     import jax
 
-    # Shapes are computed here and nothing else: the devices are the runs'.
+    # This process computes shapes only; the devices are for the runs.
     jax.config.update("jax_platforms", "cpu")
-    from bert_jax_lab.studies import corpus_tasks, runner, summary
-    from bert_jax_lab.studies.child import Children
-    from bert_jax_lab.studies.runs import CORPUS, FinetuneRun, plan_runs
+    from bert_jax_lab.studies import result
+    from bert_jax_lab.studies.plan import FinetuneRun, StudyRun, plan_study
+    from bert_jax_lab.studies.run import Children, Outcome, make_missing
 
-    corpus_tasks.require_rules(study)
-    plan = plan_runs(
+    plan = plan_study(
         study,
         options.workdir,
         corpus=options.corpus,
         overrides=options.overrides,
         steps=options.steps,
         only=options.only,
+        extend=options.extend,
         command=_typed(options),
     )
     if options.dry_run:
         _print_plan(plan, options)
         return
-    # A wrong option of a task would be found once all models are trained.
+    # Find an invalid option of a task before the models are trained.
     parser = usage.command_parser()
-    for made in plan.runs:
-        if isinstance(made, FinetuneRun):
-            usage.parse(parser, command_of(made, options.extend))
-    runner.claim(plan)
-    compiled = (plan.workdir / "compiled").absolute()
+    for each in plan.runs:
+        if isinstance(each, FinetuneRun):
+            usage.parse(parser, each.command)
     until = None if options.budget is None else started + options.budget
-    with Children(compiled=compiled, until=until) as children:
+    with Children(compiled=(plan.workdir / "compiled").absolute(), until=until) as children:
 
-        def execute(run: Any, held: int, say: Callable[[str], None]) -> Any:
-            log = plan.workdir / "logs" / f"{run.name}.log"
-            return children.run(command_of(run, options.extend), log=log, lock=held, say=say)
+        def execute(run: StudyRun, held: int, show: Callable[[str], None]) -> Outcome:
+            log = plan.workdir / "logs" / f"{run.folder.name}.log"
+            return children.run(run.command, log=log, lock=held, show=show)
 
-        runner.make_missing(
-            plan, execute, stopped_by=children.stopped_by, only=lambda run: run.name == CORPUS
-        )
-        runner.write_rows(plan)
         progress = ended = None
         try:
-            progress = runner.make_missing(plan, execute, stopped_by=children.stopped_by)
+            progress = make_missing(plan, execute, stopped_by=children.stopped_by)
         except Preempted as error:
             ended = error
-    # Which takes longer than a study has that is asked to end between runs.
-    found = summary.write(plan)
+    found = result.write(plan)
     if ended is not None:
         raise ended
     _print_summary(plan, found, progress, options)
 
 
-def command_of(run: Any, extend: Sequence[Path] = ()) -> list[str]:
-    """Returns the options of `bert-jax` that make a run."""
-    from bert_jax_lab.studies import corpus_tasks
-    from bert_jax_lab.studies.records import finished_siblings
-    from bert_jax_lab.studies.runs import FinetuneRun, PrepareRun, PretrainRun, ProbeRun
-
-    if isinstance(run, FinetuneRun | ProbeRun):
-        (pretraining,) = run.needs
-        assert isinstance(pretraining, PretrainRun)
-        extend = _with_base(extend, pretraining.base)
-    common = [word for file in extend for word in ("--extend", str(file))]
-    if isinstance(run, PrepareRun):
-        words = ["prepare", "--output", str(run.directory)]
-        words += [word for source in run.sources for word in ("--source", source)]
-        words += ["--validation-fraction", str(run.validation_fraction)]
-        words += ["--vocab-size", str(run.vocab_size)]
-    elif isinstance(run, FinetuneRun):
-        task = run.task
-        words = ["finetune", "--checkpoint", str(run.checkpoint), "--workdir", str(run.directory)]
-        words += ["--seed", str(run.seed), "--epochs", f"{task.epochs:g}"]
-        words += ["--length", str(task.length)]
-        if run.rows is not None:
-            train, dev = corpus_tasks.files_of(run.rows)
-            words += ["--task", "text", "--train", str(train), "--dev", str(dev)]
-            words += [w for c in corpus_tasks.columns_of(task.rule) for w in ("--text", c)]
-        own = {word for word in words if word.startswith("--")}
-        for word in task.options:
-            if word.partition("=")[0] in own:
-                raise UsageError(f"task {task.name}: a study gives {word} itself; leave it out")
-        words += task.options
-        if run.train_rows is not None:
-            words += ["--train-rows", str(run.train_rows)]
-    elif isinstance(run, ProbeRun):
-        words = ["probe", "--checkpoint", str(run.checkpoint), "--corpus", str(run.corpus)]
-        words += [word for name in run.probes for word in ("--probe", name)]
-        words += ["--output", str(run.file)]
-    else:
-        words = ["pretrain", run.base, "--corpus", str(run.corpus), "--workdir", str(run.directory)]
-        words += [word for change in run.overrides for word in ("--set", change)]
-        if run.init_from is not None:
-            words += ["--init-from", str(run.init_from)]
-        words += [word for path in finished_siblings(run) for word in ("--expect", str(path))]
-    return [*words, *common]
-
-
-def _with_base(extend: Sequence[Path], base: str) -> list[Path]:
-    """Returns the files to execute first: a config in Python registers what it names, too."""
-    return [*extend, *([Path(base)] if base.endswith(".py") else [])]
-
-
 def _typed(options: StudyOptions) -> str:
-    """Returns the command, without what changes from call to call."""
+    """Returns the command that makes the study, without options such as --budget."""
     words = ["bert-jax", "study", options.study, "--workdir", str(options.workdir)]
     if options.corpus is not None:
         words += ["--corpus", str(options.corpus)]
@@ -196,15 +138,17 @@ def _typed(options: StudyOptions) -> str:
 
 
 def _print_plan(plan: Any, options: StudyOptions) -> None:
-    from bert_jax_lab.studies.records import record_of
+    from bert_jax_lab.studies.plan import RowsRun
+    from bert_jax_lab.studies.run import is_done
 
     listed = [
         {
             "run": run.name,
-            "status": (record_of(plan.workdir, run) or {"status": "missing"})["status"],
-            "command": shlex.join(["bert-jax", *command_of(run, options.extend)]),
+            "status": "done" if is_done(run) else "missing",
+            "command": shlex.join(["bert-jax", *run.command]),
         }
         for run in plan.runs
+        if not isinstance(run, RowsRun)  # made by the study itself
     ]
     if options.json:
         print(json.dumps(listed, indent=2))
@@ -213,7 +157,7 @@ def _print_plan(plan: Any, options: StudyOptions) -> None:
 
 
 def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: StudyOptions) -> None:
-    from bert_jax_lab.studies import summary
+    from bert_jax_lab.studies import result
     from bert_jax_lab.studies import table as tables
 
     if options.json:
@@ -222,9 +166,9 @@ def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: Stu
         table(found["title"], *tables.brief(found))
         for line in tables.other_rows(found):
             tell(line)
-        print(f"{plan.workdir}/{summary.STUDY_MD} has the table, its figures and what failed")
+        print(f"{plan.workdir / result.STUDY_MD} has the table, the figures and failed runs")
     if progress.held:
         note(f"another process works on {', '.join(run.name for run in progress.held)}")
     if progress.left:
         why = "the time is up; " if progress.is_stopped else ""
-        note(f"{why}runs left: {len(progress.left)}; the same command continues with them")
+        note(f"{why}runs left: {len(progress.left)}; the same command resumes the study")

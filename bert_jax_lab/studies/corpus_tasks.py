@@ -1,19 +1,20 @@
-"""Tasks whose rows are made of a corpus by a rule, so that a study needs no other data.
+"""Tasks with rows that are made from a corpus by a rule, so that a study needs no other data.
 
-All rows come from held-out documents, which pre-training has not seen: seven in ten of them for
-training, the others for scoring. Both labels are made of the same sentences, so that guessing has
-50 %.
+All rows come from documents of the validation split, which pre-training does not read: seven in ten
+documents for training, the other three for scoring. Both labels are made from the same sentences,
+so that a random guess scores 50 %.
 
-| rule | a row | label 1 |
+| rule | row | label 1 |
 |---|---|---|
-| `word_order` | a sentence | its words are in another order |
-| `bigram_shift` | a sentence | two neighbouring words have changed places |
-| `sentence_order` | two sentences that follow each other | they have changed places |
-| `same_document` | two sentences | they are from one document |
+| `word_order` | a sentence | the words are shuffled |
+| `bigram_shift` | a sentence | two neighboring words are swapped |
+| `sentence_order` | two consecutive sentences | the sentences are swapped |
+| `same_document` | two sentences | both are from the same document |
 
-The first two have each sentence in both forms, with the same words: a model that knows no positions
-gives both the same label, and is right on exactly one of them. `bigram_shift` is that of Conneau et
-al. 2018 ("What you can cram into a single vector"); `word_order` is easier, as all words move.
+The first two rules use each sentence in both forms, with the same words: a model without positions
+gives both forms the same label and is right on exactly one of them. `bigram_shift` is the task of
+Conneau et al. 2018 ("What you can cram into a single vector"); `word_order` is easier, because all
+words move.
 """
 
 from collections.abc import Callable
@@ -27,58 +28,39 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.words import readable
 from bert_jax.errors import UsageError
 from bert_jax.files import write_whole
-from bert_jax_lab.studies.runs import FinetuneRun, StudyPlan
-from bert_jax_lab.studies.study import Study
 
-# Tokens of a sentence: enough words to have an order, and few enough that two fit in a row of 64.
+# Tokens per sentence: enough words to have an order, and two sentences fit into a row of 64.
 _SHORTEST, _LONGEST = 6, 28
 _TRAINING_SHARE = 0.7
-# Rows of a set, at most.
+# The most rows of a split.
 MOST_ROWS = 8192
 _SEED = 20_177
 
 Row = tuple[str, str, int]
-# The sentences of a document, each a list of words; a space before a word stands in the word.
+# The sentences of a document, each a list of words; a word includes the space before it.
 Document = list[list[str]]
 
 
-def write_rows(plan: StudyPlan) -> None:
-    """Writes the rows of the tasks that are made of the corpus, where they are not there yet.
+def write_rows(corpus_directory: Path, rule: str, folder: Path) -> None:
+    """Writes the rows that a rule makes from a corpus into a folder, as two TSV files.
 
-    Raises UsageError for a corpus with too few held-out sentences.
+    Raises UsageError for a corpus with too few sentences in its validation split.
     """
-    rows = plan.workdir / "rows"
-    rules = {run.task.rule for run in plan.runs if isinstance(run, FinetuneRun) and run.task.rule}
-    missing = sorted(rule for rule in rules if not (rows / rule / "dev.tsv").exists())
-    if not missing:
-        return
-    corpus = open_corpus(plan.corpus)
-    training, scoring = _documents(corpus)
-    for rule in missing:
-        for split, documents in (("train", training), ("dev", scoring)):
-            found = RULES[rule](documents, np.random.default_rng(_SEED))[:MOST_ROWS]
-            if not found:
-                raise UsageError(
-                    f"corpus {plan.corpus} has too few held-out sentences for the rows of rule "
-                    f"{rule}; prepare it with a larger `validation_fraction`"
-                )
-            path = rows / rule / f"{split}.tsv"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lines = ("\t".join(map(str, row)) for row in [("a", "b", "label"), *found])
-            write_whole(path, "\n".join(lines) + "\n")
-
-
-def require_rules(study: Study) -> None:
-    """Raises UsageError for a rule that does not exist."""
-    for task in study.tasks:
-        if task.rule and task.rule not in RULES:
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = _documents(open_corpus(corpus_directory))
+    for path, documents in zip(files_of(folder), parts, strict=True):
+        rows = RULES[rule](documents, np.random.default_rng(_SEED))[:MOST_ROWS]
+        if not rows:
             raise UsageError(
-                f"task {task.name}: its rule is {task.rule!r}; choose one of {', '.join(RULES)}"
+                f"corpus {corpus_directory} has too few sentences in its validation split for the "
+                f"rows of rule {rule}; prepare it with a larger `validation_fraction`"
             )
+        lines = ("\t".join(map(str, row)) for row in [("a", "b", "label"), *rows])
+        write_whole(path, "\n".join(lines) + "\n")
 
 
 def _documents(corpus: Corpus) -> tuple[list[Document], list[Document]]:
-    """Returns the held-out documents for training and for scoring, in a drawn order."""
+    """Returns the validation documents for training and for scoring, in a random order."""
     tokenizer = load_tokenizer(corpus.directory / "tokenizer")
     split = corpus.validation
     documents = [
@@ -91,7 +73,7 @@ def _documents(corpus: Corpus) -> tuple[list[Document], list[Document]]:
 
 
 def _words(split: Split, sentence: int, tokenizer: Tokenizer, begins_word: np.ndarray) -> list[str]:
-    """Returns the words of a sentence; none of one that is too short or too long."""
+    """Returns the words of a sentence; [] if the sentence is too short or too long."""
     ids = split.sentence(sentence)
     if not _SHORTEST <= len(ids) <= _LONGEST:
         return []
@@ -102,11 +84,11 @@ def _words(split: Split, sentence: int, tokenizer: Tokenizer, begins_word: np.nd
         for a, b in zip(first, ends, strict=True)
     ]
     if tokenizer.kind == "wordpiece":
-        spaces = [True] * len(words)  # its tokens do not say
+        spaces = [True] * len(words)  # its tokens do not mark spaces
     else:
         names = readable(tokenizer, [int(ids[i]) for i in first])
         spaces = [name.startswith("▁") for name in names]
-        # Before a sentence there may be one or none; between words of its script there is, or not.
+        # The first token need not mark a space; the script decides whether words have spaces.
         spaces[0] = not scripts.is_spaceless(scripts.points(words[0][:1])).any()
     return [
         " " * has_space + word
@@ -124,7 +106,7 @@ def _usable(document: Document) -> list[list[str]]:
 
 
 def word_order(documents: list[Document], draw: np.random.Generator) -> list[Row]:
-    """Returns each sentence twice: as it is, and with its words in a drawn order."""
+    """Returns each sentence twice: unchanged, and with its words shuffled."""
     rows: list[Row] = []
     for words in (words for document in documents for words in _usable(document)):
         if len(set(words)) < 3:
@@ -137,7 +119,7 @@ def word_order(documents: list[Document], draw: np.random.Generator) -> list[Row
 
 
 def bigram_shift(documents: list[Document], draw: np.random.Generator) -> list[Row]:
-    """Returns each sentence twice: as it is, and with two neighbours in each other's place."""
+    """Returns each sentence twice: unchanged, and with two neighboring words swapped."""
     rows: list[Row] = []
     for words in (words for document in documents for words in _usable(document)):
         places = [i for i in range(len(words) - 1) if words[i] != words[i + 1]]
@@ -150,20 +132,19 @@ def bigram_shift(documents: list[Document], draw: np.random.Generator) -> list[R
     return rows
 
 
-def sentence_order(documents: list[Document], draw: np.random.Generator) -> list[Row]:
-    """Returns each two neighbouring sentences once in their order and once not."""
+def sentence_order(documents: list[Document], _: np.random.Generator) -> list[Row]:
+    """Returns each pair of neighboring sentences twice: in order, and swapped."""
     rows: list[Row] = []
     for document in documents:
         for first, second in zip(document[:-1:2], document[1::2], strict=False):
             if first and second and first != second:
                 a, b = _joined(first), _joined(second)
                 rows += [(a, b, 0), (b, a, 1)]
-    del draw
     return rows
 
 
 def same_document(documents: list[Document], draw: np.random.Generator) -> list[Row]:
-    """Returns pairs with a sentence of the same document, and as many with one of another."""
+    """Returns pairs of sentences of one document, and as many pairs of two documents."""
     kept = [found for document in documents if len(found := _usable(document)) >= 2]
     rows: list[Row] = []
     if len(kept) < 2:
@@ -183,15 +164,15 @@ RULES: dict[str, Callable[[list[Document], np.random.Generator], list[Row]]] = {
     "sentence_order": sentence_order,
     "same_document": same_document,
 }
-# The rules whose rows have a second text.
+# Rules with two texts per row.
 PAIRS = ("sentence_order", "same_document")
 
 
 def columns_of(rule: str) -> tuple[str, ...]:
-    """Returns the columns of the texts in the files of a rule."""
+    """Returns the names of the text columns in the files of a rule."""
     return ("a", "b") if rule in PAIRS else ("a",)
 
 
 def files_of(folder: Path) -> tuple[Path, Path]:
-    """Returns the files of the rows for training and for scoring."""
+    """Returns the files in a folder of rows: for training and for scoring."""
     return folder / "train.tsv", folder / "dev.tsv"

@@ -1,4 +1,4 @@
-"""The figures of a study as PNG and SVG, each with a text that says what it shows."""
+"""The figures of a study as PNG and SVG, each with a text alternative."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,38 +8,41 @@ from typing import Any
 import numpy as np
 
 from bert_jax_lab.reports import picture
-from bert_jax_lab.studies.records import DONE
-from bert_jax_lab.studies.scaling_law import Law
+from bert_jax_lab.studies.law import Law
 
-# What curves are drawn over: a field of a curve's points, and the axis.
-_AXES = {
-    "tokens": ("million tokens", 1e6, "linear"),
-    "seconds": ("minutes of training", 60.0, "linear"),
-}
-# Contours and the front go so far beyond the runs, as factors.
+# The x axes of curves: a field of a curve's points, its label and its unit.
+_AXES = {"tokens": ("million tokens", 1e6), "seconds": ("minutes of training", 60.0)}
+# The law is drawn up to this factor beyond the runs.
 _MARGIN = 2.0
-# What study.json has of variants that a law does not describe: their names, and why.
-LEFT_OUT = "left_out"
-_NO_FRONT = "There is no front: by this law parameters, or tokens, hardly count"
+_NO_FRONT = "There is no front: in this law, parameters or tokens hardly matter"
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure: its title, its PNG beside study.md, and its text."""
+    """A figure: its title, the path of its PNG relative to study.md, and its text alternative."""
 
     title: str
     file: str
     alt: str
 
 
-def draw(found: dict[str, Any], law: Law | None, directory: Path) -> list[Drawn]:
-    """Draws all figures that there are runs for into a directory; returns what they show."""
+def draw(
+    found: dict[str, Any], law: Law | None, fitted: Sequence[dict[str, Any]], directory: Path
+) -> list[Drawn]:
+    """Draws all figures for which there are runs into a directory.
+
+    `found` is the content of study.json, `fitted` the runs to which the law is fitted.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     runs = [run for run in found["runs"] if run.get("curve")]
     drawn = [_save(directory, f"loss_over_{x}", *_curves(found, runs, x)) for x in _AXES if runs]
     if law is not None:
-        drawn.append(_save(directory, "law", *_law(found, law)))
-        drawn.append(_save(directory, "loss_over_compute", *_compute(found, law)))
+        column = found["columns"][0]
+        label = f"validation {column.replace('_', ' ')}"
+        facts = ("block_parameters", "tokens", column, "flops")
+        points = np.array([[(r | r["figures"])[fact] for r in fitted] for fact in facts], float)
+        drawn.append(_save(directory, "law", *_law(points, label, law)))
+        drawn.append(_save(directory, "loss_over_compute", *_compute(points, label, law)))
     return drawn
 
 
@@ -57,10 +60,9 @@ def _save(directory: Path, name: str, title: str, alt: str, plot: Plot) -> Drawn
 
 
 def _curves(found: dict[str, Any], runs: Sequence[dict[str, Any]], x: str) -> tuple[str, str, Plot]:
-    label, unit, scale = _AXES[x]
+    label, unit = _AXES[x]
     column = found["columns"][0]
-    names = [v["variant"] for v in found["variants"] if any(r["variant"] == v["variant"]
-                                                           for r in runs)]  # fmt: skip
+    names = [*dict.fromkeys(run["variant"] for run in runs)]
     corpus = found["corpus"]
     entropy = corpus["unigram_entropy_nats"] if corpus and column == "mlm_loss" else None
 
@@ -81,41 +83,24 @@ def _curves(found: dict[str, Any], runs: Sequence[dict[str, Any]], x: str) -> tu
             axes.axhline(entropy, color="grey", linestyle="--", linewidth=1)
             axes.annotate("unigram entropy", (0, entropy), fontsize="small", va="bottom")
         axes.set_xlabel(label)
-        axes.set_xscale(scale)
-        axes.set_ylabel(f"held-out {column.replace('_', ' ')}")
+        axes.set_ylabel(f"validation {column.replace('_', ' ')}")
         axes.legend(fontsize="small", ncols=1 + len(names) // 8)
 
     ends = []
     for name in names:
-        last = [r["curve"][-1] for r in runs if r["variant"] == name and r["status"] == DONE]
+        last = [r["curve"][-1] for r in runs if r["variant"] == name and r["code"] == 0]
         if not last:
-            ends.append(f"{name} has no run that is done")
+            ends.append(f"{name} has no run that ended well")
             continue
         value = float(np.median([point["value"] for point in last]))
         at = float(np.median([point[x] for point in last])) / unit
         ends.append(f"{name} ends at {value:.3f} after {at:.3g}")
-    title = f"Held-out {column.replace('_', ' ')} over {label}"
-    return title, f"{title}. A line for each run. {'; '.join(ends)}.", plot
+    title = f"Validation {column.replace('_', ' ')} over {label}"
+    return title, f"{title}. A line per run. {'; '.join(ends)}.", plot
 
 
-def _points(found: dict[str, Any]) -> tuple[np.ndarray, ...]:
-    """Returns parameters of the blocks, tokens, losses and FLOPs of all runs that are done and that
-    the law describes.
-    """
-    column, left_out = found["columns"][0], found.get("law", {}).get(LEFT_OUT, {})
-    runs = [
-        run
-        for run in found["runs"]
-        if run["status"] == DONE
-        and run.get("figures", {}).get(column)
-        and run.get("variant") not in left_out
-    ]
-    rows = [(r["block_parameters"], r["tokens"], r["figures"][column], r["flops"]) for r in runs]
-    return tuple(np.array(rows, float).T)
-
-
-def _compute(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
-    n, d, loss, _ = _points(found)
+def _compute(points: np.ndarray, label: str, law: Law) -> tuple[str, str, Plot]:
+    n, d, loss, _ = points
     compute = 6 * n * d
     front = np.geomspace(compute.min() / _MARGIN, compute.max() * _MARGIN, 50)
     best = law.optimal(front)
@@ -131,22 +116,21 @@ def _compute(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
             axes.plot(front, least, color="black", linestyle="--", label="front")
         axes.set_xscale("log")
         axes.set_xlabel("6 x parameters of the blocks x tokens")
-        axes.set_ylabel(f"held-out {found['columns'][0].replace('_', ' ')}")
+        axes.set_ylabel(label)
         axes.legend(fontsize="small", title="parameters of the blocks")
 
     title = "Loss over compute"
     alt = (
-        f"{title}. The points are runs, the lines the law for each size, dashed the least loss for "
-        f"the compute: {least[0]:.3f} at {front[0]:.3g} FLOPs, {least[-1]:.3f} at {front[-1]:.3g}."
+        f"{title}. Points are runs, lines the law per size, and the dashed line is the lowest loss "
+        f"per compute: {least[0]:.3f} at {front[0]:.3g} FLOPs, {least[-1]:.3f} at {front[-1]:.3g}."
         if least is not None
-        else f"{title}. The points are runs, the lines the law for each size. {_NO_FRONT}."
+        else f"{title}. Points are runs, lines the law per size. {_NO_FRONT}."
     )
     return title, alt, plot
 
 
-def _law(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
-    column = found["columns"][0]
-    n, d, loss, flops = _points(found)
+def _law(points: np.ndarray, label: str, law: Law) -> tuple[str, str, Plot]:
+    n, d, loss, flops = points
     compute = 6 * n * d
     front = np.geomspace(compute.min(), compute.max() * _MARGIN, 50)
     best = law.optimal(front)
@@ -157,15 +141,15 @@ def _law(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
         grid = np.meshgrid(sizes, tokens)
         contours = axes.contour(*grid, law.loss(*grid), levels=12, cmap="viridis", linewidths=0.8)
         axes.clabel(contours, fontsize="x-small")
-        # Equal compute is a straight line where both axes are logarithmic.
+        # Equal compute is a straight line on logarithmic axes.
         for product in np.geomspace(compute.min(), compute.max(), 4):
             axes.plot(sizes, product / 6 / sizes, color="grey", linewidth=0.6, linestyle=":")
         if best is not None:
             best_n, best_d = best
             inside = (best_n >= sizes[0]) & (best_n <= sizes[-1])
             axes.plot(best_n[inside], best_d[inside], color="C3", label="compute-optimal front")
-        points = axes.scatter(n, d, c=loss, cmap="viridis", edgecolors="black", zorder=3)
-        axes.figure.colorbar(points, ax=axes, label=f"measured {column.replace('_', ' ')}")
+        dots = axes.scatter(n, d, c=loss, cmap="viridis", edgecolors="black", zorder=3)
+        axes.figure.colorbar(dots, ax=axes, label=label)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(sizes[0], sizes[-1])
@@ -178,7 +162,7 @@ def _law(found: dict[str, Any], law: Law) -> tuple[str, str, Plot]:
     title = "The fitted law: loss over parameters and tokens"
     alt = (
         f"{title}. {len(n)} runs with {n.min():.3g} to {n.max():.3g} parameters, {d.min():.3g} "
-        f"to {d.max():.3g} tokens and {flops.min():.3g} to {flops.max():.3g} FLOPs, coloured by "
+        f"to {d.max():.3g} tokens and {flops.min():.3g} to {flops.max():.3g} FLOPs, colored by "
         f"their loss of {loss.min():.3f} to {loss.max():.3f}; contours of the law, dotted lines of "
         "equal compute"
     )

@@ -1,9 +1,10 @@
-"""The tables of a study in Markdown: medians over seeds, with the lowest and the highest."""
+"""The tables of a study, in Markdown, in a terminal and as CSV, from the content of study.json."""
 
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bert_jax import progress
@@ -11,132 +12,75 @@ from bert_jax.pretrained.model_card import markdown_table
 from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir.run_list import spread_text
 from bert_jax_lab.reports import report_page
-from bert_jax_lab.studies.figures import LEFT_OUT, Drawn
+from bert_jax_lab.studies.figures import Drawn
 
 _NOTHING = "–"
-_GUESSING = "guessing"
-FOOT = (
-    "Held-out figures and scores in percent: the median over seeds, with the lowest and the "
-    "highest in brackets, which is no interval of confidence. Time is that of training."
+_FOOT = (
+    "Validation metrics, and scores in percent: the median over seeds, with the lowest and the "
+    "highest value in parentheses, which is not a confidence interval. Time is the time of "
+    "training."
 )
 
 
-def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
-    """Returns study.md of what study.json has."""
-    parts = [f"# {found['title']}", _origin(found), markdown_table(*rows(found))]
-    parts.append(FOOT)
-    compared = [v["compared"] for v in found["variants"] if v.get("compared")]
-    parts += by_chance([c["runs"] for c in compared if c["is_beyond_spread"] is not None])
-    parts += other_rows(found)
-    parts += found["notes"]
-    parts += _answers(found["variants"])
-    if failed := [failure for variant in found["variants"] for failure in variant["failed"]]:
-        parts += [
-            "## Runs that failed",
-            markdown_table(
-                ("run", "exit code", "reason"),
-                [(f["run"], _or_nothing(f["code"]), f["reason"]) for f in failed],
-            ),
-        ]
-    if warned := [(run["run"], line) for run in found["runs"] for line in run.get("warnings", ())]:
-        parts += [
-            "## Losses that were not as expected",
-            markdown_table(("run", "what it said"), warned),
-        ]
-    if "law" in found:
-        parts += ["## The law", *law_section(found["law"])]
-    for picture in drawn:
-        parts += [f"## {picture.title}", f"![{picture.alt}]({picture.file})"]
-    return "\n\n".join(parts) + "\n"
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of variants: its cells, and the cell of a random guess."""
+
+    title: str
+    cell: Callable[[dict[str, Any]], str]
+    guess: str = ""
+    # Whether a terminal has room for the column.
+    is_brief: bool = True
 
 
-def chance_of_apart(own: int, others: int) -> float:
-    """Returns how often two ranges of so many seeds lie apart where nothing differs: all orders of
-    m + n numbers are equally likely, and two sets of them have the one group before the other.
-    """
-    return 2 / math.comb(own + others, own)
+def columns_of(found: dict[str, Any]) -> list[Column]:
+    """Returns the columns of the table of variants."""
+    titles = {figure.name: figure.title for figure in OBJECTIVES["mlm+nsp"].figures}
+    tasks = found["tasks"]
+    is_single = len(tasks) == 1
 
+    def metric(name: str) -> Column:
+        digits = 1 if name == "perplexity" else 3
+        return Column(
+            titles.get(name, name.replace("_", " ")),
+            lambda variant: _spread(variant["figures"][name], digits),
+            is_brief=name != "perplexity",
+        )
 
-def by_chance(runs: Sequence[Sequence[int]]) -> list[str]:
-    """Returns how many of a table's comparisons would be beyond the spread by chance alone; `runs`
-    are the seeds of the two sides of each.
-    """
-    if not runs:
-        return []
-    chances = [chance_of_apart(*sides) for sides in runs]
-    seeds = ", ".join(sorted({f"{own} and {others}" for own, others in runs}))
-    several = "comparisons" if len(runs) > 1 else "comparison"
-    return [
-        f"Beyond the spread: the two ranges lie apart. If no two variants differed, about "
-        f"{sum(chances):.1f} of the {len(runs)} {several} would be so by chance "
-        f"({seeds} seeds)."
+    def task(name: str, chance: float | None) -> Column:
+        return Column(
+            name, lambda variant: _spread(variant["tasks"][name], 1), _number(chance), is_single
+        )
+
+    columns = [
+        Column("variant", lambda variant: variant["variant"], "guessing"),
+        Column("seeds", lambda variant: f"{len(variant['seeds'])} of {variant['runs']}"),
+        Column("parameters", lambda variant: _count(variant["parameters"]), is_brief=False),
+        Column("tokens", lambda variant: _count(variant["tokens"]), is_brief=False),
+        *map(metric, found["columns"]),
+        *(task(each["name"], each["chance"]) for each in tasks),
     ]
+    if len(tasks) > 1:
+        columns.append(Column("mean of tasks", lambda variant: _spread(variant["mean_score"], 1)))
+    columns.append(Column("time", lambda variant: _time(variant["training_seconds"]["median"])))
+    if any(variant.get("compared") for variant in found["variants"]):
+        columns.append(Column("difference", lambda variant: _comparison(variant.get("compared"))))
+    return columns
 
 
-def other_rows(found: dict[str, Any]) -> list[str]:
-    """Returns which comparisons of losses mean nothing, since the held-out rows are others."""
-    compared = [(v["variant"], v.get("compared") or {}) for v in found["variants"]]
-    listed = "; ".join(
-        f"{name} and {each['with']} ({', '.join(each['other_rows'])})"
-        for name, each in compared
-        if each.get("other_rows")
-    )
-    if not listed:
-        return []
-    return [
-        f"Held-out rows differ, so that these losses do not compare: {listed}. "
-        "`bert-jax evaluate` scores a run on the rows of another one (`like`), and "
-        '`compare_on="tasks"` of a study compares by tasks.'
-    ]
+def rows(found: dict[str, Any], columns: Sequence[Column]) -> list[list[str]]:
+    """Returns a row per variant."""
+    return [[column.cell(variant) for column in columns] for variant in found["variants"]]
 
 
-def _answers(variants: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the table of the models' answers to the probes, over the seeds."""
-    found = [variant for variant in variants if variant["findings"]]
-    if not found:
-        return []
-    # A model is asked only what it has the parts for.
-    asked = [*{(f["probe"], f["name"]): f for v in found for f in v["findings"]}.values()]
-    lines = [[v["variant"], *(_answer(v, finding) for finding in asked)] for v in found]
-    if any(finding["guessing"] is not None for finding in asked):
-        lines.append([_GUESSING, *(_or_nothing(finding["guessing"]) for finding in asked)])
-    table = markdown_table(["variant", *map(_asked, asked)], lines)
-    return ["## What the models answer", table]
-
-
-def _asked(finding: dict[str, Any]) -> str:
-    """Returns the title of a column of answers."""
-    probe, name = (finding[key].replace("_", " ") for key in ("probe", "name"))
-    title = name if probe == name else f"{probe}: {name}"
-    return f"{title}, {finding['unit']}" if finding["unit"] else title
-
-
-def _answer(variant: dict[str, Any], asked: dict[str, Any]) -> str:
-    keys = asked["probe"], asked["name"]
-    for finding in variant["findings"]:
-        if (finding["probe"], finding["name"]) == keys:
-            return _spread(finding, 1)
-    return _NOTHING
-
-
-def _origin(found: dict[str, Any]) -> str:
-    corpus = found["corpus"]
-    facts = [
-        f"`{found['command']}`" if found["command"] else "",
-        f"commit {found['commit'][:12]}{'+' * found['commit'].endswith('+')}"
-        if found["commit"]
-        else "",
-        f"written {found['written']}",
-        f"corpus {corpus['fingerprint'][:12]}, {corpus['tokens']['train']:,} training tokens, "
-        f"unigram entropy {corpus['unigram_entropy_nats']:.3f} nats"
-        if corpus
-        else "",
-    ]
-    return "; ".join(fact for fact in facts if fact) + "."
+def brief(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Returns the titles and rows of the columns for which a terminal has room."""
+    columns = [column for column in columns_of(found) if column.is_brief]
+    return [column.title for column in columns], rows(found, columns)
 
 
 def as_csv(found: dict[str, Any]) -> str:
-    """Returns study.csv: a line for each run, with all digits of its figures or its score."""
+    """Returns study.csv: a line per run, with all digits of its metrics or its score."""
     facts = ("parameters", "block_parameters", "tokens", "flops", "training_seconds")
     columns = ("run", "variant", "seed", "status", "task", "score", *facts, *found["columns"])
     text = io.StringIO()
@@ -149,60 +93,135 @@ def as_csv(found: dict[str, Any]) -> str:
     return text.getvalue()
 
 
-def brief(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Returns the table of variants without the columns that a terminal has no room for."""
-    tasks = [task["name"] for task in found["tasks"]]
-    left_out = {"parameters", "tokens", "perplexity", *(tasks if len(tasks) > 1 else ())}
-    columns, lines = rows(found)
-    kept = [number for number, name in enumerate(columns) if name not in left_out]
-    return [columns[i] for i in kept], [
-        [line[i] for i in kept] for line in lines if line[0] != _GUESSING
-    ]
-
-
-def rows(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Returns the columns and rows of the table of variants."""
-    titles = {figure.name: figure.title for figure in OBJECTIVES["mlm+nsp"].figures}
-    tasks = [task["name"] for task in found["tasks"]]
-    has_comparison = any(variant.get("compared") for variant in found["variants"])
-    columns = [
-        "variant",
-        "seeds",
-        "parameters",
-        "tokens",
-        *(titles.get(column, column.replace("_", " ")) for column in found["columns"]),
-        *tasks,
-        "time",
-    ]
-    has_mean = len(tasks) > 1
-    if has_mean:
-        columns.insert(-1, "mean of tasks")
-    if has_comparison:
-        columns.append("difference")
-    lines = []
-    for variant in found["variants"]:
-        line = [
-            variant["variant"],
-            f"{len(variant['seeds'])} of {variant['runs']}",
-            _count(variant["parameters"]),
-            _count(variant["tokens"]),
-            *(_spread(variant["figures"][name], _digits(name)) for name in found["columns"]),
-            *(_spread(variant["tasks"][name], 1) for name in tasks),
-            *([_spread(variant["mean_score"], 1)] if has_mean else []),
-            _time(variant["training_seconds"]["median"]),
-        ]
-        if has_comparison:
-            line.append(_comparison(variant.get("compared")))
-        lines.append(line)
+def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
+    """Returns study.md."""
+    columns = columns_of(found)
+    lines = rows(found, columns)
     if any(task["chance"] is not None for task in found["tasks"]):
-        chances = [_or_nothing(task["chance"]) for task in found["tasks"]]
-        line = [_GUESSING, *[""] * (3 + len(found["columns"])), *chances, ""]
-        lines.append(line + [""] * (has_mean + has_comparison))
-    return columns, lines
+        lines.append([column.guess for column in columns])
+    table = markdown_table([column.title for column in columns], lines)
+    parts = [f"# {found['title']}", _origin(found), table, _FOOT]
+    compared = [v["compared"] for v in found["variants"] if v.get("compared")]
+    parts += by_chance([c["runs"] for c in compared if c["is_beyond_spread"] is not None])
+    parts += other_rows(found)
+    parts += found["notes"]
+    parts += _answers(found["variants"])
+    if failed := [failure for variant in found["variants"] for failure in variant["failed"]]:
+        listed = [(f["run"], _number(f["code"]), f["reason"]) for f in failed]
+        parts += ["## Runs that failed", markdown_table(("run", "exit code", "reason"), listed)]
+    if warned := [(run["run"], line) for run in found["runs"] for line in run.get("warnings", ())]:
+        parts += ["## Unexpected losses", markdown_table(("run", "warning"), warned)]
+    if "law" in found:
+        parts += ["## The law", *law_section(found["law"], found["left_out"])]
+    for picture in drawn:
+        parts += [f"## {picture.title}", f"![{picture.alt}]({picture.file})"]
+    return "\n\n".join(parts) + "\n"
 
 
-def _digits(name: str) -> int:
-    return 1 if name == "perplexity" else 3
+def chance_of_apart(own: int, others: int) -> float:
+    """Returns how often the ranges of m and n values do not overlap if nothing differs: all orders
+    of m + n values are equally likely, and in two of m! n! orders one group precedes the other.
+    """
+    return 2 / math.comb(own + others, own)
+
+
+def by_chance(runs: Sequence[Sequence[int]]) -> list[str]:
+    """Returns how many comparisons of a table would be beyond the spread by chance alone; `runs`
+    has the numbers of seeds of the two sides of each comparison.
+    """
+    if not runs:
+        return []
+    chances = [chance_of_apart(*sides) for sides in runs]
+    seeds = ", ".join(sorted({f"{own} and {others}" for own, others in runs}))
+    several = "comparisons" if len(runs) > 1 else "comparison"
+    return [
+        f"Beyond the spread: the two ranges do not overlap. If no two variants differed, about "
+        f"{sum(chances):.1f} of the {len(runs)} {several} would be beyond the spread by chance "
+        f"({seeds} seeds)."
+    ]
+
+
+def other_rows(found: dict[str, Any]) -> list[str]:
+    """Returns which losses do not compare, because the validation rows differ."""
+    compared = [(v["variant"], v.get("compared") or {}) for v in found["variants"]]
+    listed = "; ".join(
+        f"{name} and {each['with']} ({', '.join(each['other_rows'])})"
+        for name, each in compared
+        if each.get("other_rows")
+    )
+    if not listed:
+        return []
+    return [
+        f"Validation rows differ, so that these losses do not compare: {listed}. "
+        "`bert-jax evaluate` scores a run on the rows of another run (`like`), and "
+        '`compare_on="tasks"` of a study compares by tasks.'
+    ]
+
+
+def _answers(variants: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the table of the answers to the probes, over the seeds."""
+    # A model is asked only the probes that it has the heads for.
+    asked = {(f["probe"], f["name"]): f for v in variants for f in v["findings"]}
+    if not asked:
+        return []
+    lines = []
+    for variant in variants:
+        if variant["findings"]:
+            own = {(f["probe"], f["name"]): _spread(f, 1) for f in variant["findings"]}
+            lines.append([variant["variant"], *(own.get(key, _NOTHING) for key in asked)])
+    if any(finding["guessing"] is not None for finding in asked.values()):
+        lines.append(["guessing", *(_number(finding["guessing"]) for finding in asked.values())])
+    titles = ["variant"]
+    for (probe, name), finding in asked.items():
+        title = name if probe == name else f"{probe}: {name}"
+        unit = f", {finding['unit']}" if finding["unit"] else ""
+        titles.append(title.replace("_", " ") + unit)
+    return ["## Probes", markdown_table(titles, lines)]
+
+
+def _origin(found: dict[str, Any]) -> str:
+    facts = [f"`{found['command']}`"] if found["command"] else []
+    if commit := found["commit"]:
+        facts.append(f"commit {commit[:12]}{'+' * commit.endswith('+')}")
+    facts.append(f"written {found['written']}")
+    if corpus := found["corpus"]:
+        facts.append(
+            f"corpus {corpus['fingerprint'][:12]}, {corpus['tokens']['train']:,} training tokens, "
+            f"unigram entropy {corpus['unigram_entropy_nats']:.3f} nats"
+        )
+    return "; ".join(facts) + "."
+
+
+def law_section(law: dict[str, Any], left_out: dict[str, str]) -> list[str]:
+    """Returns the paragraphs on a fitted law, as study.json has it."""
+    unknown = law["not_identified"]
+    lines = [
+        (
+            name,
+            f"{value:.4g}",
+            "{:.4g} to {:.4g}".format(*law["intervals"][name]),
+            "not identified" if name in unknown else "",
+        )
+        for name, value in law["values"].items()
+    ]
+    parts = [
+        f"{law['formula']}, in nats; N is the number of parameters of the blocks, D of tokens. "
+        f"The mean error of the runs is {100 * law['mean_error_of_log_loss']:.2f} %.",
+        markdown_table(("parameter", "value", f"{law['level']:.0%} interval", ""), lines),
+        f"Intervals are {law['interval']}, {law['resamples']} times.",
+    ]
+    if unknown:
+        parts[-1] += (
+            " Not identified: the runs do not determine the parameter, because its value, its "
+            "interval or its exponent ends at a bound of the search."
+        )
+    if left_out:
+        named = "; ".join(f"{name} ({why})" for name, why in left_out.items())
+        parts.append(f"The law is not fitted to: {named}.")
+    return parts
+
+
+# --- cells ----------------------------------------------------------------------------------------
 
 
 def _spread(found: dict[str, Any], digits: int) -> str:
@@ -232,39 +251,9 @@ def _count(number: int | None) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    # As measured: `progress.duration` rounds what is left up.
+    # As measured: `progress.duration` rounds up.
     return _NOTHING if seconds is None else report_page.duration(seconds)
 
 
-def _or_nothing(value: Any) -> str:
+def _number(value: Any) -> str:
     return _NOTHING if value is None else f"{value:g}"
-
-
-def law_section(law: dict[str, Any]) -> list[str]:
-    """Returns the paragraphs on a fitted law, as study.json has it."""
-    unknown = law["not_identified"]
-    lines = [
-        (
-            name,
-            f"{value:.4g}",
-            "{:.4g} to {:.4g}".format(*law["intervals"][name]),
-            "not identified" if name in unknown else "",
-        )
-        for name, value in law["values"].items()
-    ]
-    error = f"{100 * law['mean_error_of_log_loss']:.2f} %"
-    parts = [
-        f"{law['formula']}, in nats; N are the parameters of the blocks, D tokens. The runs lie "
-        f"{error} from it on average.",
-        markdown_table(("parameter", "value", f"{law['level']:.0%} interval", ""), lines),
-        f"Intervals are {law['interval']}, {law['resamples']} times.",
-    ]
-    if unknown:
-        parts[-1] += (
-            " Not identified: these runs do not tell the parameter, since it, its interval or its "
-            "exponent ends on a bound of the search."
-        )
-    if left_out := law.get(LEFT_OUT):
-        named = "; ".join(f"{name} ({why})" for name, why in left_out.items())
-        parts.append(f"The law does not describe, and is not fitted to: {named}.")
-    return parts

@@ -1,0 +1,389 @@
+"""The runs of a study in order, each with its command and the folder that the command fills.
+
+    WORKDIR/runs/NAME-HASH/       output of the command; record.json once the command has ended
+    WORKDIR/logs/NAME-HASH.log    messages of the command; its results are in NAME-HASH.out
+    WORKDIR/locks/NAME-HASH       held by the process that works on the run
+    WORKDIR/compiled/             compilation cache, shared by all runs
+
+NAME is `corpus`, `rows.RULE`, `VARIANT.seedN`, `VARIANT.seedN.TASK` or `VARIANT.seedN.probes`. HASH
+covers all inputs of a run: its options, its config, the fingerprint of the corpus, and the hashes
+of the runs that it needs. So an edited study plans other folders, and a record in a folder always
+describes the run that is planned for the folder.
+
+The first seed of all variants comes before the second seed of any variant, so that a study that is
+stopped early has a table.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from bert_jax.config import PhaseConfig, TrainConfig, to_dict
+from bert_jax.config.conversion import nearest
+from bert_jax.data.corpus.store import read_manifest
+from bert_jax.errors import UsageError
+from bert_jax.registry import OBJECTIVES, PROBES
+from bert_jax_lab.studies import corpus_tasks
+from bert_jax_lab.studies.study import (
+    PROBED,
+    CorpusRecipe,
+    Study,
+    StudyTask,
+    config_of,
+    overrides_of,
+)
+
+# Rows of a task, and validation examples, of a study that is only tried out (`steps`).
+_FEW = 64
+PROBES_FILE = "probes.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRun:
+    """One run of a study: a `bert-jax` command that fills a folder."""
+
+    # The option that names the folder.
+    OUTPUT: ClassVar[tuple[str, str]] = ("--workdir", "")
+
+    name: str
+    folder: Path
+    # The runs that must be done before this run.
+    needs: tuple["StudyRun", ...] = ()
+    # The verb and its options, without the folder.
+    options: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        """Returns the arguments of `bert-jax`."""
+        option, file = self.OUTPUT
+        return [*self.options, option, str(self.folder / file)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareRun(StudyRun):
+    """Preparation of the study's own corpus."""
+
+    OUTPUT = ("--output", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsRun(StudyRun):
+    """Rows of a task, made from the corpus by a rule, in the process of the study."""
+
+    rule: str
+    corpus: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantRun(StudyRun):
+    """A run of one variant and one seed."""
+
+    variant: str
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainRun(VariantRun):
+    """Pre-training."""
+
+    config: TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneRun(VariantRun):
+    """Fine-tuning of one pre-trained model on one task."""
+
+    task: StudyTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRun(VariantRun):
+    """Probes of one pre-trained model."""
+
+    OUTPUT = ("--output", PROBES_FILE)
+
+    probes: tuple[str, ...]
+
+
+R = TypeVar("R", bound=StudyRun)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyPlan:
+    """A study in its workdir, with its runs."""
+
+    study: Study
+    workdir: Path
+    corpus: Path
+    # All runs of the study, and the runs that were asked for.
+    all_runs: tuple[StudyRun, ...]
+    runs: tuple[StudyRun, ...]
+    # The command that was typed.
+    command: str = ""
+
+    def named(self, name: str) -> StudyRun:
+        """Returns the run with a name."""
+        return next(run for run in self.all_runs if run.name == name)
+
+
+def plan_study(
+    study: Study,
+    workdir: Path,
+    *,
+    corpus: Path | None = None,
+    overrides: Sequence[str] = (),
+    steps: int | None = None,
+    only: Sequence[str] = (),
+    extend: Sequence[Path] = (),
+    command: str = "",
+) -> StudyPlan:
+    """Returns the runs of a study.
+
+    `overrides` change every run, after the variants' own overrides. `steps` tries a study out: so
+    many steps per run, few rows, and one seed. `only` names the variants to run; the variants from
+    which they are initialized are added. `extend` are files for `--extend` of every command.
+
+    Raises UsageError for a variant with an invalid config, for unknown names in `only`, for columns
+    that no variant has metrics for, and for options of a task that the study sets.
+    """
+    wanted = _wanted(study, only)
+    extended = tuple(word for file in extend for word in ("--extend", str(file)))
+    # A config in Python may register what it names.
+    loads_base = ("--extend", study.base) if study.base.endswith(".py") else ()
+
+    def run(
+        kind: type[R], name: str, options: Sequence[str], needs: tuple[StudyRun, ...], *,
+        inputs: dict[str, Any], **fields: Any,
+    ) -> R:  # fmt: skip
+        hashed = [kind.__name__, inputs, [needed.folder.name for needed in needs]]
+        text = json.dumps(hashed, sort_keys=True, default=dataclasses.asdict)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        folder = workdir / "runs" / f"{name}-{digest}"
+        return kind(name=name, folder=folder, options=(*options, *extended), needs=needs, **fields)
+
+    runs: list[StudyRun] = []
+    if corpus is None:
+        fingerprint = None
+        inputs = dataclasses.asdict(study.corpus)
+        runs.append(run(PrepareRun, "corpus", _prepare_options(study.corpus), (), inputs=inputs))
+        corpus = runs[0].folder
+    else:
+        fingerprint = read_manifest(corpus)["fingerprint"]
+    needed_corpus = tuple(runs)
+    for task in study.tasks:
+        if task.rule and task.rule not in corpus_tasks.RULES:
+            raise UsageError(
+                f"task {task.name}: rule is {task.rule!r}; choose one of "
+                f"{', '.join(corpus_tasks.RULES)}"
+            )
+    rows = {
+        rule: run(
+            RowsRun, f"rows.{rule}", (), needed_corpus, inputs={"corpus": fingerprint},
+            rule=rule, corpus=corpus,
+        )
+        for rule in dict.fromkeys(task.rule for task in study.tasks if task.rule)
+    }  # fmt: skip
+    runs += rows.values()
+    last = _last_overrides(study, tuple(overrides), steps)
+    pretrained: dict[tuple[str, int], PretrainRun] = {}
+    seeds = study.seeds if steps is None else 1
+    for seed, variant in itertools.product(range(seeds), study.variants):
+        config = config_of(study, variant, seed, last[variant.name])
+        own: dict[str, Any] = {"variant": variant.name, "seed": seed}
+        name = f"{variant.name}.seed{seed}"
+        options = ["pretrain", study.base, "--corpus", str(corpus)]
+        for change in overrides_of(study, variant, seed, last[variant.name]):
+            options += ["--set", change]
+        needs: tuple[StudyRun, ...] = needed_corpus
+        if variant.init_from:
+            first = pretrained[variant.init_from, seed]
+            options += ["--init-from", str(first.folder)]
+            needs += (first,)
+        inputs = {"config": to_dict(config), "corpus": fingerprint}
+        model = run(PretrainRun, name, options, needs, inputs=inputs, config=config, **own)
+        pretrained[variant.name, seed] = model
+        runs.append(model)
+        checkpoint = ("--checkpoint", str(model.folder), *loads_base)
+        train_rows = None if steps is None else _FEW
+        for task in study.tasks:
+            needs = (model, rows[task.rule]) if task.rule else (model,)
+            tuned = run(
+                FinetuneRun, f"{name}.{task.name}",
+                [*_finetune_options(task, seed, rows.get(task.rule), train_rows), *checkpoint],
+                needs, inputs={"task": task, "train_rows": train_rows}, task=task, **own,
+            )  # fmt: skip
+            runs.append(tuned)
+        if probes := _probes_of(study, config):
+            options = ["probe", *checkpoint, "--corpus", str(corpus)]
+            options += [word for probe in probes for word in ("--probe", probe)]
+            probed = run(
+                ProbeRun, f"{name}.{PROBED}", options, (model,), inputs={"probes": probes},
+                probes=probes, **own,
+            )  # fmt: skip
+            runs.append(probed)
+    _require_columns(study, [model.config for model in pretrained.values()])
+    return StudyPlan(
+        study=study,
+        workdir=workdir,
+        corpus=corpus,
+        all_runs=tuple(runs),
+        runs=tuple(r for r in runs if not isinstance(r, VariantRun) or r.variant in wanted),
+        command=command,
+    )
+
+
+def _prepare_options(recipe: CorpusRecipe) -> list[str]:
+    options = ["prepare", "--vocab-size", str(recipe.vocab_size)]
+    options += ["--validation-fraction", str(recipe.validation_fraction)]
+    return [*options, *(word for source in recipe.sources for word in ("--source", source))]
+
+
+def _finetune_options(
+    task: StudyTask, seed: int, rows: RowsRun | None, train_rows: int | None
+) -> list[str]:
+    """Returns the options of one fine-tuning but for the checkpoint.
+
+    Raises UsageError for an option of the task that the study sets.
+    """
+    options = ["finetune", "--seed", str(seed), "--epochs", f"{task.epochs:g}"]
+    options += ["--length", str(task.length)]
+    if rows is not None:
+        train, dev = corpus_tasks.files_of(rows.folder)
+        options += ["--task", "text", "--train", str(train), "--dev", str(dev)]
+        options += [w for column in corpus_tasks.columns_of(task.rule) for w in ("--text", column)]
+    if train_rows is not None:
+        options += ["--train-rows", str(train_rows)]
+    own = {"--checkpoint", "--workdir", *(word for word in options if word.startswith("--"))}
+    own.discard("--train-rows")
+    for word in task.options:
+        if word.partition("=")[0] in own:
+            raise UsageError(f"task {task.name}: the study sets {word}; remove it from the options")
+    # The last --train-rows is obeyed: the study's own.
+    return [*options[:1], *task.options, *options[1:]]
+
+
+def _require_columns(study: Study, configs: Sequence[TrainConfig]) -> None:
+    """Raises UsageError for a column that is no validation metric of any variant's objective."""
+    objectives = [OBJECTIVES[config.objective] for config in configs]
+    known = dict.fromkeys(figure for each in objectives for figure in each.watched())
+    for column in study.columns:
+        if column not in known:
+            raise UsageError(
+                f"study {study.name}: columns has {column!r}, which is no metric of any variant's "
+                f"objective.{nearest(column, known)}"
+            )
+
+
+def _probes_of(study: Study, config: TrainConfig) -> tuple[str, ...]:
+    """Returns the probes for which a model of this config has the heads."""
+    parts = {*config.head.parts}
+    return tuple(name for name in study.probes if parts >= {*PROBES[name].parts})
+
+
+def _wanted(study: Study, only: Sequence[str]) -> set[str]:
+    """Returns the names of the variants to run: all, or `only` and what they are initialized from.
+
+    Raises UsageError for an unknown name.
+    """
+    known = {variant.name: variant for variant in study.variants}
+    names = set(only or known)
+    if unknown := sorted(names - known.keys()):
+        raise UsageError(
+            f"`only` {unknown[0]}: study {study.name} has no such variant; choose one of "
+            f"{', '.join(known)}"
+        )
+    for name in list(names):
+        while known[name].init_from:
+            name = known[name].init_from
+            names.add(name)
+    return names
+
+
+def _last_overrides(
+    study: Study, overrides: tuple[str, ...], steps: int | None
+) -> dict[str, tuple[str, ...]]:
+    """Returns for each variant the overrides that follow its own overrides: those of the command,
+    and the numbers of steps that equal compute or `steps` asks for.
+    """
+    budget, found = 0.0, {}
+    for variant in study.variants:
+        config, more = config_of(study, variant, 0, overrides), overrides
+        # All variants get the compute of the first variant.
+        budget = budget or (flops_of(config) if study.equal_compute else 0.0)
+        if budget:
+            more += _with_steps(
+                config, max(round(config.total_steps * budget / flops_of(config)), 1)
+            )
+            config = config_of(study, variant, 0, more)
+        if steps is not None:
+            more += (
+                *_with_steps(config, steps),
+                f"evaluation.num_examples={min(_FEW, config.evaluation.num_examples)}",
+                f"evaluation.every_steps={max(1, steps // 2)}",
+                f"checkpoint.every_steps={max(1, steps // 2)}",
+                f"log_every_steps={max(1, steps // 4)}",
+            )
+        found[variant.name] = more
+    return found
+
+
+def _with_steps(config: TrainConfig, steps: int) -> tuple[str, ...]:
+    """Returns the overrides that give a run a total number of steps, in unchanged proportions."""
+    share = steps / config.total_steps
+    counts = [max(1, round(phase.steps * share)) for phase in config.phases]
+    changes = [f"phases.{number}.steps={count}" for number, count in enumerate(counts)]
+    phases = tuple(
+        dataclasses.replace(phase, steps=count)
+        for phase, count in zip(config.phases, counts, strict=True)
+    )
+    shorter = dataclasses.replace(config, phases=phases)
+    for number in range(len(counts)):
+        # Scale each schedule in the phase in which it begins; phase 0 has the config's own fields.
+        prefix, whole = f"phases.{number}.", shorter.schedule_span(number)
+        if whole.start != sum(counts[:number]):
+            continue
+        optimizer, total = config.in_phase(number).optimizer, len(whole)
+        warmup = min(int(optimizer.warmup_steps * share), total - 1)
+        scaled = {"warmup_steps": warmup}
+        for name in optimizer.schedule.in_steps:
+            if value := getattr(optimizer.schedule, name):
+                count = min(max(1, int(value * share)), total - warmup)
+                scaled[f"schedule.{name}"] = count
+        prefix = prefix if number else "optimizer."
+        changes += [f"{prefix}{name}={count}" for name, count in scaled.items()]
+    return tuple(changes)
+
+
+def flops_of(config: TrainConfig, step: int | None = None) -> float:
+    """Returns the FLOPs of the first `step` updates of a run, or of all (update/flops.py)."""
+    from bert_jax.update.flops import train_flops
+
+    objective = OBJECTIVES[config.objective]
+    return float(
+        sum(
+            steps * train_flops(objective, config.model, phase)
+            for phase, steps in _steps_until(config, step)
+        )
+    )
+
+
+def tokens_of(config: TrainConfig, step: int | None = None) -> int:
+    """Returns the positions of the first `step` batches of a run, or of all, with padding."""
+    return sum(
+        steps * phase.global_batch_size * phase.sequence_length
+        for phase, steps in _steps_until(config, step)
+    )
+
+
+def _steps_until(config: TrainConfig, step: int | None) -> Iterator[tuple[PhaseConfig, int]]:
+    """Yields each phase with the number of its steps among the first `step` steps, or all."""
+    left = config.total_steps if step is None else step
+    for phase in config.phases:
+        steps = min(left, phase.steps)
+        yield phase, steps
+        left -= steps

@@ -1,0 +1,327 @@
+"""Collects what the runs of a study found into study.json, study.md, study.csv and figures."""
+
+import datetime
+import statistics
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax import file_lock, strict_json
+from bert_jax.config import flatten
+from bert_jax.files import write_json, write_whole
+from bert_jax.progress import note
+from bert_jax.registry import OBJECTIVES
+from bert_jax.training.evaluate import batch_shape
+from bert_jax.versions import installed
+from bert_jax.workdir import log_reader, run_list
+from bert_jax_lab.studies import figures, law, table
+from bert_jax_lab.studies.plan import (
+    FinetuneRun,
+    PretrainRun,
+    ProbeRun,
+    StudyPlan,
+    StudyRun,
+    VariantRun,
+    tokens_of,
+)
+from bert_jax_lab.studies.run import VALIDATION, record_of
+from bert_jax_lab.studies.study import Study
+
+STUDY_MD = "study.md"
+# How a run ended; MISSING: it has not ended; BLOCKED: it needs a run that failed.
+DONE, FAILED, MISSING, BLOCKED = "done", "failed", "missing", "blocked"
+# Fields of `data` that do not change the rows of the validation split, which are never packed.
+_SAME_ROWS = {"data.num_workers", "data.prefetch", "data.verify", "data.packing"}
+
+
+def write(plan: StudyPlan) -> dict[str, Any]:
+    """Writes study.json, study.md, study.csv and the figures; returns the content of study.json."""
+    with file_lock.hold(plan.workdir / "locks" / "summary", waits=True):
+        found = collect(plan)
+        points = _fitted_runs(found) if plan.study.has_law else []
+        fitted = _law_of(found, points) if plan.study.has_law else None
+        drawn = figures.draw(found, fitted, points, plan.workdir / "figures")
+        write_json(plan.workdir / "study.json", found)
+        write_whole(plan.workdir / STUDY_MD, table.markdown(found, drawn))
+        write_whole(plan.workdir / "study.csv", table.as_csv(found))
+    return found
+
+
+def collect(plan: StudyPlan) -> dict[str, Any]:
+    """Returns the content of study.json without the law.
+
+    `runs` has a value per run, `variants` a value per variant, over its seeds. Variants that were
+    not asked for are included if one of their runs has ended.
+    """
+    study = plan.study
+    runs = [_entry(plan, run) for run in plan.all_runs if isinstance(run, VariantRun)]
+    shown = {run.variant for run in plan.runs if isinstance(run, VariantRun)}
+    shown |= {run["variant"] for run in runs if run["status"] in (DONE, FAILED)}
+    runs = [run for run in runs if run["variant"] in shown]
+    other_rows = _other_rows(plan)
+    variants = []
+    for number, variant in enumerate(study.variants):
+        if variant.name not in shown:
+            continue
+        variants.append(_variant(study, variant.name, runs))
+        other = study.variants[0 if study.compare == "first" else number - 1].name
+        if study.compare and number:
+            compared = _compared(study, runs, variant.name, other)
+            if compared and study.compare_on == "figures":
+                compared["other_rows"] = other_rows(variant.name, other)
+            variants[-1]["compared"] = compared
+    left_out = {}
+    for variant in study.variants if study.has_law else ():
+        # Tokens of another run are not among the tokens of a run, and losses on other rows do not
+        # compare.
+        if variant.init_from:
+            left_out[variant.name] = f"initialized from {variant.init_from}"
+        elif fields := other_rows(variant.name, study.variants[0].name):
+            left_out[variant.name] = (
+                f"other validation rows than {study.variants[0].name}: {', '.join(fields)}"
+            )
+    return {
+        "study": study.name,
+        "scale": study.scale,
+        "title": study.title,
+        "notes": list(study.notes),
+        "command": plan.command,
+        "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "versions": installed("bert-jax", "jax", "jaxlib", "flax", "optax", "numpy", "scipy"),
+        "corpus": _corpus(plan.corpus),
+        "columns": list(study.columns),
+        "tasks": [{"name": task.name, "chance": task.chance} for task in study.tasks],
+        "variants": variants,
+        "runs": runs,
+        "left_out": left_out,
+    }
+
+
+def _is_pretraining(run: dict[str, Any]) -> bool:
+    """Returns whether an entry of `runs` is a pre-training run."""
+    return "task" not in run and "probes" not in run
+
+
+def _entry(plan: StudyPlan, run: VariantRun) -> dict[str, Any]:
+    """Returns the entry of a run in study.json: its record, or why there is none."""
+    entry: dict[str, Any] = {"run": run.name, "variant": run.variant, "seed": run.seed}
+    entry["directory"] = str(run.folder.relative_to(plan.workdir))
+    if isinstance(run, FinetuneRun):
+        entry["task"] = run.task.name
+    elif isinstance(run, ProbeRun):
+        entry["probes"] = [*run.probes]
+    if record := record_of(run):
+        entry |= {"status": FAILED if record["code"] else DONE} | record
+    elif failed := [needed.name for needed in run.needs if _has_failed(needed)]:
+        entry |= {"status": BLOCKED, "reason": f"{failed[0]} failed"}
+    else:
+        entry["status"] = MISSING
+    if isinstance(run, PretrainRun) and "figures" in entry:
+        entry["curve"] = _curve(run, plan.study.columns[0])
+    return entry
+
+
+def _has_failed(run: StudyRun) -> bool:
+    record = record_of(run)
+    return bool(record["code"]) if record else any(map(_has_failed, run.needs))
+
+
+def _curve(run: PretrainRun, name: str) -> list[dict[str, float]]:
+    """Returns the values of a validation metric: `step`, `value`, `tokens`, and `seconds` of
+    training up to the step.
+    """
+    found, seconds = [], 0.0
+    for row in log_reader.read_rows(run.folder):
+        if row.get("split") is None:
+            seconds += (row.get("step_seconds") or 0.0) * row.get("steps", 1)
+        elif row["split"] == VALIDATION and row.get(name) is not None:
+            tokens = tokens_of(run.config, row["step"])
+            found.append(
+                {"step": row["step"], "value": row[name], "seconds": seconds, "tokens": tokens}
+            )
+    return found
+
+
+def _variant(study: Study, name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    own = [run for run in runs if run["variant"] == name]
+    done = [run for run in own if run["status"] == DONE]
+    pretrained = [run for run in done if _is_pretraining(run)]
+
+    def scores(task: str) -> list[float]:
+        return [run["score"] for run in done if run.get("task") == task]
+
+    return {
+        "variant": name,
+        "runs": sum(map(_is_pretraining, own)),
+        "seeds": [run["seed"] for run in pretrained],
+        "figures": {
+            column: _spread([r["figures"][column] for r in pretrained if column in r["figures"]])
+            for column in study.columns
+        },
+        "tasks": {task.name: _spread(scores(task.name)) for task in study.tasks},
+        "mean_score": _spread([*_mean_scores(study, own).values()]),
+        "findings": _findings([run for run in own if "findings" in run]),
+        "failed": [
+            {"run": run["run"], "code": run.get("code"), "reason": run["reason"]}
+            for run in own
+            if run["status"] in (FAILED, BLOCKED)
+        ],
+        "training_seconds": _spread([run["training_seconds"] for run in pretrained]),
+        **{
+            fact: pretrained[0][fact] if pretrained else None
+            for fact in ("parameters", "block_parameters", "tokens", "flops")
+        },
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    """Returns the median, the lowest, the highest and the number of some values."""
+    return run_list.spread(values) | {"runs": len(values)}
+
+
+def _findings(probed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns each answer to a probe, with its spread over the seeds."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in probed:
+        for finding in run["findings"]:
+            found.setdefault((finding["probe"], finding["name"]), []).append(finding)
+    return [
+        {name: value for name, value in same[0].items() if name != "value"}
+        | _spread([finding["value"] for finding in same])
+        for same in found.values()
+    ]
+
+
+def _mean_scores(study: Study, own: Sequence[dict[str, Any]]) -> dict[int, float]:
+    """Returns the mean score over all tasks per seed, for the seeds with a score of every task."""
+    by_seed: dict[int, list[float]] = {}
+    for run in own:
+        if "score" in run:
+            by_seed.setdefault(run["seed"], []).append(run["score"])
+    return {
+        seed: statistics.fmean(scores)
+        for seed, scores in by_seed.items()
+        if len(scores) == len(study.tasks)
+    }
+
+
+def _compared(
+    study: Study, runs: Sequence[dict[str, Any]], name: str, other: str
+) -> dict[str, Any] | None:
+    """Returns the difference to another variant, and whether the two ranges of seeds do not
+    overlap: None if one has a single seed. Equal seeds have the same order of rows, so that the
+    differences per seed are included.
+    """
+
+    def values(variant: str) -> dict[int, float]:
+        own = [run for run in runs if run["variant"] == variant]
+        if study.compare_on == "tasks":
+            return _mean_scores(study, own)
+        column = study.columns[0]
+        return {
+            run["seed"]: run["figures"][column]
+            for run in own
+            if run["status"] == DONE and _is_pretraining(run) and column in run["figures"]
+        }
+
+    mine, theirs = values(name), values(other)
+    if not mine or not theirs:
+        return None
+    own, its = [*mine.values()], [*theirs.values()]
+    is_apart = max(own) < min(its) or max(its) < min(own)
+    return {
+        "with": other,
+        "on": study.compare_on,
+        "difference": statistics.median(own) - statistics.median(its),
+        "is_beyond_spread": is_apart if min(len(own), len(its)) > 1 else None,
+        "runs": [len(own), len(its)],
+        "by_seed": [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs)],
+    }
+
+
+def _other_rows(plan: StudyPlan) -> Any:
+    """Returns a function of two variants that names the fields by which their validation rows
+    differ.
+    """
+    decisive = {
+        run.variant: _decides_rows(run) for run in plan.all_runs if isinstance(run, PretrainRun)
+    }
+
+    def differing(name: str, other: str) -> list[str]:
+        own, its = decisive[name], decisive[other]
+        return [field for field in {**own, **its} if own.get(field) != its.get(field)]
+
+    return differing
+
+
+def _decides_rows(run: PretrainRun) -> dict[str, Any]:
+    """Returns the settings on which the validation rows of a run depend."""
+    config = run.config
+    found = {
+        name: value
+        for name, value in flatten(config).items()
+        if name.startswith("data.") and name not in _SAME_ROWS
+    }
+    if not OBJECTIVES.is_builtin(config.objective):  # the built-in ones mask rows alike
+        found["objective"] = config.objective
+    rows = batch_shape(config, config.phases[-1], devices=1)
+    # More slots than a row can need change nothing.
+    slots = min(rows.max_predictions, rows.predictions_of(config.data.masked_lm_prob))
+    found |= {"sequence_length": rows.sequence_length, "max_predictions": slots}
+    return found | {"evaluation.num_examples": config.evaluation.num_examples}
+
+
+def _corpus(directory: Path) -> dict[str, Any] | None:
+    manifest = strict_json.load(directory / "corpus.json", default=None)
+    if manifest is None:
+        return None
+    return {
+        "fingerprint": manifest["fingerprint"],
+        "unigram_entropy_nats": manifest["unigram_entropy_nats"],
+        "tokens": {name: manifest["counts"][name]["tokens"] for name in ("train", "validation")},
+    }
+
+
+def _commit() -> str | None:
+    """Returns the commit of the checkout with this package, with "+" if files have changed."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("diff-index", "HEAD") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _fitted_runs(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the runs of study.json to which a law is fitted."""
+    return [
+        run
+        for run in found["runs"]
+        if run["status"] == DONE
+        and _is_pretraining(run)
+        and run["variant"] not in found["left_out"]
+        and found["columns"][0] in run["figures"]
+    ]
+
+
+def _law_of(found: dict[str, Any], points: Sequence[dict[str, Any]]) -> law.Law | None:
+    """Fits a law and adds it to study.json; returns None, with a note, for too few runs."""
+    try:
+        fitted = law.fit(
+            [run["block_parameters"] for run in points],
+            [run["tokens"] for run in points],
+            [run["figures"][found["columns"][0]] for run in points],
+        )
+    except ValueError as error:
+        note(f"no law is fitted to {len(points)} runs: {error}")
+        return None
+    found["law"] = fitted.as_json()
+    return fitted
