@@ -10,6 +10,7 @@ import io
 import json
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import TextIO
@@ -23,7 +24,7 @@ from bert_jax.errors import (
     exit_code_of,
     reason_of,
 )
-from bert_jax.progress import leave, say
+from bert_jax.progress import ABANDONED, leave, say
 from bert_jax.runtime import network
 from bert_jax.runtime.stop import Ending
 
@@ -127,9 +128,12 @@ def console() -> None:
         leave(ending.code)
     # At an ordinary exit jax waits for connected processes, which may have failed, and then ends
     # this one with another code.
-    if _has_peers() or code in {
-        kind.exit_code for kind in (StorageFailed, Unreachable, Preempted, Interrupted)
-    }:
+    is_busy = any(thread.name == ABANDONED for thread in threading.enumerate())
+    if (
+        is_busy
+        or _has_peers()
+        or code in {kind.exit_code for kind in (StorageFailed, Unreachable, Preempted, Interrupted)}
+    ):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

@@ -70,6 +70,10 @@ def stop_bar() -> None:
             bar.stop()
 
 
+# The name of a thread for which a process does not wait when it exits.
+ABANDONED = "abandoned"
+
+
 def leave(code: int) -> None:
     """Ends the process at once, from any thread. It never returns."""
     last = threading.Timer(_LEAVING_SECONDS, os._exit, (code,))  # a terminal may block

@@ -290,8 +290,6 @@ HOOKS = Registry(
     },
     subclass_of="bert_jax.training.hooks:Hook",
 )
-# The hooks of every run, which a config does not name.
-ALWAYS_HOOKS = [name for name in ("expected_curves",) if name in HOOKS]
 # Services that show the curves of runs, beside metrics.jsonl and TensorBoard.
 TRACKERS = Registry(
     "trackers",

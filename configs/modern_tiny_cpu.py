@@ -11,7 +11,7 @@ begins at the words' frequencies. It is exported as a RoFormer, which has these 
 
 import dataclasses
 
-from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.config import HookConfig, PhaseConfig, TrainConfig
 from bert_jax.config_loader import load_config
 
 
@@ -22,6 +22,8 @@ def config() -> TrainConfig:
         name="modern_tiny_cpu",
         objective="mlm",
         output_bias="log_frequency",
+        # Compares the losses with three recorded runs of this config.
+        hooks=(HookConfig.of_kind("expected_curves")(),),
         model=dataclasses.replace(
             base.model,
             num_attention_heads=4,

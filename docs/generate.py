@@ -494,8 +494,8 @@ def _shipped(name: str) -> tuple[str, ...]:
 def with_plans(text: str) -> str:
     """Returns tpu.md with the table of plans.json."""
     head = ("`bert-jax plan`", "devices", "rows x length", "memory, GiB per device",
-            "M cycles by schedule", "estimated", "collectives, ms (exposed)", "step, ms", "MFU",
-            "binds", "whole recipe, hours", "dollars")  # fmt: skip
+            "M cycles", "computation, ms", "exposed, ms (all collectives)", "step, ms", "MFU",
+            "whole recipe, hours", "dollars")  # fmt: skip
     plans = json.loads((_ROOT / "docs" / "plans.json").read_text(encoding="utf-8"))
     rows = itertools.chain.from_iterable(map(_planned, plans))
     return _with_table(text, "The table of plans", head, rows)
@@ -506,7 +506,7 @@ def _planned(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     command = f"`{plan['config']} --topology {plan['topology']}"
     command += f" --slices {plan['slices']}" * (plan["slices"] > 1)
     command += "".join(f" --set {override}" for override in plan["overrides"]) + "`"
-    hours = f"{plan['total_hours']:.1f} ({plan['total_hours_overlapped']:.1f})"
+    hours = f"{plan['total_hours']:.1f}"
     dollars = "not known" if plan["dollars"] is None else f"{plan['dollars']:,.0f}"
     for number, phase in enumerate(plan["phases"]):
         yield (
@@ -514,12 +514,11 @@ def _planned(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             "" if number else str(plan["devices"]),
             f"{phase['global_batch_size']:,} x {phase['sequence_length']:,}",
             f"{phase['memory_bytes'] / 2**30:.2f}",
-            f"{phase['scheduled_cycles'] / 1e6:.1f}",
-            f"{phase['estimated_cycles'] / 1e6:.1f}",
-            f"{1e3 * phase['collective_seconds']:.1f} ({1e3 * phase['exposed_seconds']:.1f})",
+            f"{phase['cycles'] / 1e6:.1f}",
+            f"{1e3 * phase['compute_seconds']:.1f}",
+            f"{1e3 * phase['exposed_seconds']:.1f} ({1e3 * phase['collective_seconds']:.1f})",
             f"{1e3 * phase['step_seconds']:.1f}",
             f"{100 * phase['mfu']:.0f} %",
-            phase["binds"],
             "" if number else hours,
             "" if number else dollars,
         )

@@ -40,10 +40,10 @@ _PLANNED: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("modern_base", "v5e:8x8", 1, _IN_A_LOOP),
     ("modern_base", "v6e:8x8", 1, (*_IN_A_LOOP, "evaluation.batch_size=512")),
 )
-_OF_A_PLAN = ("devices", "total_hours", "total_hours_overlapped", "dollars", "prices_date")
+_OF_A_PLAN = ("devices", "total_hours", "dollars", "prices_date")
 _OF_A_PHASE = (
-    "sequence_length", "global_batch_size", "memory_bytes", "memory", "scheduled_cycles",
-    "estimated_cycles", "collective_seconds", "exposed_seconds", "step_seconds", "mfu", "binds",
+    "sequence_length", "global_batch_size", "memory_bytes", "memory", "cycles",
+    "compute_seconds", "exposed_seconds", "collective_seconds", "step_seconds", "mfu",
 )  # fmt: skip
 
 

@@ -115,7 +115,7 @@ _MAY_IMPORT = {
     "lab/reports": _COMMON | {"workdir", "lab/reference_curves"},
     "lab/planning": _COMMON
     | {"data", "data/tokenizer", "data/corpus", "data/pretraining"}
-    | {"model", "update", "memory", "training"},
+    | {"model", "update", "training"},
     "lab/doctor": _COMMON
     | {"data/corpus", "data/pretraining", "lab/reference_curves", "model", "update", "memory"}
     | {"runtime", "workdir", "pretrained", "training", "lab/planning"},

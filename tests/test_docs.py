@@ -289,7 +289,7 @@ def test_the_work_directory(trained):
     described = {name.rstrip("/") for name, _ in entries}
     there = {path.name for path in trained.iterdir()}
     assert described - there == {
-        "metrics.aside.jsonl", "profile", "set_aside", "expected.json", "trainer.json",
+        "metrics.aside.jsonl", "profile", "set_aside", "trainer.json",
         ".trainer.lock",
     }  # fmt: skip
     assert there <= described

@@ -70,5 +70,5 @@ def test_the_core_works_without_the_laboratory(tmp_path):
     help_ = done.stdout[: done.stdout.index("code ")]
     assert "\n    pretrain " in help_ and "doctor" not in help_
     assert "held-out" in done.stdout and "as expected" not in done.stdout
-    assert "--expect: the hook expected_curves is part of bert_jax_lab" in done.stderr
+    assert "--expect: hook" in done.stderr and "part of bert_jax_lab" in done.stderr
     assert "'doctor' is part of bert_jax_lab, which is not installed" in done.stderr

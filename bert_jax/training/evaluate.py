@@ -21,7 +21,7 @@ from bert_jax.objectives.objective import Objective
 from bert_jax.pretrained import load
 from bert_jax.pretrained.load import load_checkpoint, require_parts, require_same_tokenizer
 from bert_jax.progress import Progress, note
-from bert_jax.registry import ALWAYS_HOOKS, HOOKS, OBJECTIVES
+from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
 from bert_jax.training.divergence import SPOILT
 from bert_jax.training.job import Scores
@@ -219,7 +219,6 @@ def evaluate_checkpoint(
         "examples": held_out.num_examples,
         # The run whose rows these are; None where the checkpoint's own is not known.
         "rows_of": str(like or checkpoint) if like or source.is_run else None,
-        "expected": _expected(source, corpus) if like is None and length is None else None,
         **scores["validation"],
         **({"sources": by_source(corpus, scores)} if corpus.sources else {}),
     }
@@ -280,13 +279,3 @@ def by_source(corpus: Corpus, scores: Scores) -> dict[str, dict[str, Any]]:
         }
         for name, source in corpus.sources.items()
     }
-
-
-def _expected(source: load.LoadedCheckpoint, corpus: Corpus) -> dict[str, Any] | None:
-    """Returns what hooks know of the held-out figures of a run's step; None: nothing."""
-    if not (source.directory / run_directory.CONFIG).is_file() or not source.is_run:
-        return None
-    known = (HOOKS[name]() for name in ALWAYS_HOOKS)
-    where = source.directory, source.step
-    found = (hook.expected(source.config, corpus.manifest, *where) for hook in known)
-    return next((each for each in found if each is not None), None)

@@ -12,9 +12,8 @@ import jax
 
 from bert_jax.config import TrainConfig
 from bert_jax.config.fields import fields_of
-from bert_jax.errors import BertJaxError, UsageError
+from bert_jax.errors import BertJaxError
 from bert_jax.progress import note
-from bert_jax.registry import ALWAYS_HOOKS, HOOKS, LABORATORY
 from bert_jax.runtime import distributed
 from bert_jax.training.job import Row, Run, Scores, TrainingJob
 
@@ -73,32 +72,13 @@ class Hook:
         """Returns entries to add to the closing metrics of a run that ended at `step`."""
         return {}
 
-    def expected(
-        self, config: TrainConfig, manifest: Mapping[str, Any], directory: Path, step: int
-    ) -> dict[str, Any] | None:
-        """Returns the expected validation metrics of a step of a finished run; None if unknown.
 
-        `manifest` is corpus.json.
-        """
-        return None
-
-
-def named_hooks(config: TrainConfig, **options: Mapping[str, Any]) -> list[Hook]:
-    """Returns the hooks of every run, and the hooks of the config.
-
-    A hook is made with the options of its kind as keyword arguments, and with `options[kind]`.
-    Raises UsageError for `options` of a hook that is not installed.
-    """
-    for name, given in options.items():
-        if name not in HOOKS and any(given.values()):
-            raise UsageError(
-                f"{' and '.join(f'`{each}`' for each in given)}: the hook {name} is part of "
-                f"{LABORATORY}, which is not installed; install the whole bert-jax, or leave it out"
-            )
-    found = [HOOKS[name](**options.get(name, {})) for name in ALWAYS_HOOKS]
+def named_hooks(config: TrainConfig) -> list[Hook]:
+    """Returns the hooks of a config; the options of each are the arguments of its class."""
+    found = []
     for hook in config.hooks:
         given = {name: getattr(hook, name) for name in fields_of(type(hook))}
-        found.append(hook.entry()(**given, **options.get(hook.kind, {})))
+        found.append(hook.entry()(**given))
     return found
 
 

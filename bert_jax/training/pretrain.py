@@ -48,7 +48,6 @@ def pretrain(
     profile_steps: range | None = None,
     allowed_changes: Sequence[str] = (),
     fit_memory: bool = False,
-    expect: Sequence[Path | str] = (),
     started: float | None = None,
 ) -> dict[str, Any]:
     """Runs `config` on a corpus, or resumes the run in `workdir_path`, which may be in a bucket
@@ -66,8 +65,7 @@ def pretrain(
 
     Steps in `profile_steps` are traced to `workdir/profile`. `allowed_changes` are fields that may
     differ from the stored run. `fit_memory` chooses the number of microbatches, once per run
-    (memory/fit.py). `expect` names finished runs of the same kind, or a study, for comparison of
-    the losses. `started` is the start of the process on the monotonic clock.
+    (memory/fit.py). `started` is the start of the process on the monotonic clock.
     """
     started = time.monotonic() if started is None else started
     initialization = Initialization(
@@ -110,7 +108,7 @@ def pretrain(
             blocks=run_directory.blocks_of(place.path),
         )
         job.programs = settled.programs
-        hooks = named_hooks(config, expected_curves={"expect": expect})
+        hooks = named_hooks(config)
         with jax.set_mesh(mesh):
             closing = train(
                 job,

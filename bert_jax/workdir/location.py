@@ -33,7 +33,7 @@ METRICS, ASIDE, EVENTS = "metrics.jsonl", "metrics.aside.jsonl", "events.jsonl"
 _LOGS = (ASIDE, METRICS, EVENTS)
 CURVES, _TOKENIZER, _CONFIG = "tensorboard", "tokenizer", "config.json"
 # Other files that a run needs on another machine; the rest stays in the bucket.
-_READ = ("expected.json", "result.json", _CONFIG)
+_READ = ("result.json", _CONFIG)
 _PART = re.compile(r"(.+)-([0-9]{6})((?:\.[^./]+)?)")
 
 

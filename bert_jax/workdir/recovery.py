@@ -15,7 +15,7 @@ from bert_jax.files import write_json
 from bert_jax.interchange import name_map
 from bert_jax.progress import note, ticking
 from bert_jax.workdir import checkpoint, location, log_reader, metrics_log, run_directory, storage
-from bert_jax.workdir.run_directory import CONFIG, EXPECTED, TOKENIZER
+from bert_jax.workdir.run_directory import CONFIG, TOKENIZER
 
 
 def newest_good_step(workdir: Path) -> int | None:
@@ -111,8 +111,6 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
                 f"step {step} of {name} changed while it was copied: {trouble}"
             )
         shutil.copytree(directory / TOKENIZER, building / TOKENIZER)
-        if (directory / EXPECTED).exists():
-            shutil.copyfile(directory / EXPECTED, building / EXPECTED)
         rows = [row for row in log_reader.read_rows(directory) if row["step"] <= step]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (building / location.METRICS).write_text(text, encoding="utf-8")

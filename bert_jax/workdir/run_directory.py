@@ -29,8 +29,6 @@ CONFIG, TOKENIZER = "config.json", "tokenizer"
 RESULT = "result.json"
 # The corpora of a mixture, in the description of the corpus in config.json.
 SOURCES = inputs.SOURCES
-# Curves of finished runs that the user has named, with which this run is compared.
-EXPECTED = "expected.json"
 # Begins `imported_from` in an average of several checkpoints.
 MEAN_OF = "the mean of "
 _NEW_CONFIG = f"{CONFIG}.new"

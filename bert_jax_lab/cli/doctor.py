@@ -1,18 +1,15 @@
-"""Check in a minute what would go wrong with a run later.
+"""Find out in a minute what would go wrong with a run.
 
-Takes what pretrain takes, all of it optional: versions, devices, memory, config, corpus, workdir,
-bucket, hosts, compilation and predicted hours are checked, each with its remedy. Nothing is
-changed. Without CONFIG it checks the machine. Exit code 0 if nothing failed, else that of the first
-failure; a failing network (75) and an unknown error (1) count last.
+Takes the options of pretrain, all of them optional, and checks versions, devices, memory, config,
+corpus, workdir, bucket, hosts, compilation and predicted hours; each failure has a remedy. Nothing
+is changed. Without CONFIG it checks the machine. The exit code is 0 if nothing failed, else that of
+the first failure; a failing network (75) and an unknown error (1) count last.
 
 example:
   bert-jax doctor bert_base --corpus runs/corpus --workdir runs/base
 """
 
-import contextlib
 import json
-import os
-import sys
 import time
 from typing import Any
 
@@ -54,23 +51,22 @@ class DoctorOptions(pretrain.PretrainOptions):
 def run(options: DoctorOptions) -> int:
     began = time.monotonic()
     from bert_jax.runtime.distributed import Connection
-    from bert_jax_lab.doctor.checked_run import Case
-    from bert_jax_lab.doctor.examination import examine
+    from bert_jax_lab.doctor.examination import Arguments, examine
 
     connection = Connection(**options.connection())
     report = examine(
-        Case(
-            config_name=options.config,
+        Arguments(
+            config=options.config,
             overrides=options.changes(),
-            corpus_directory=corpora(options.corpus),
+            expecting=options.expecting,
+            corpus=corpora(options.corpus),
             workdir=options.workdir,
-            topology_name=options.topology,
+            topology=options.topology,
             init_from=options.init_from,
             allow_missing_heads=options.allow_missing_heads,
             ignore_unexpected=options.ignore_unexpected,
             allowed_changes=options.allow_change,
             fit_memory=options.fit_memory,
-            expect=options.expect or None,
             connection=None if connection == Connection() else connection,
         )
     )
@@ -80,12 +76,6 @@ def run(options: DoctorOptions) -> int:
             print(json.dumps(shown, indent=2))
         else:
             _print(shown, time.monotonic() - began)
-    if report.is_unfinished:
-        # At an ordinary exit Python would wait for the compilation, however long it takes.
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(report.exit_code)
     return report.exit_code
 
 
@@ -104,7 +94,7 @@ def _print(shown: dict[str, Any], seconds: float) -> None:
             line for line in (check["found"], check["remedy"] and f"-> {check['remedy']}") if line
         ]
         rows.append((check["check"], check["result"], "\n".join(lines)))
-    table("bert-jax doctor", ("check", "result", "what was found -> what to do"), rows)
+    table("bert-jax doctor", ("check", "result", "found -> remedy"), rows)
     skipped = f", {shown['skipped']} skipped" if shown["skipped"] else ""
     print(
         f"{shown['passed']} passed, {shown['warned']} warned, {shown['failed']} failed"

@@ -1,9 +1,9 @@
-"""Predict a run on TPUs that are not here.
+"""Predict a run on TPUs that this machine does not have.
 
 Compiles every step of the config ahead of time with the real TPU compiler, on any Linux machine,
-and says what it needs and takes: memory, cycles, collectives, step time, hours, dollars, and
-warnings. Exit code 2 if a step does not fit. It needs the TPU compiler, `pip install libtpu`, best
-in a separate environment: where libtpu is installed, jax looks for a TPU at every start.
+and prints memory, cycles, collectives, step time, hours, dollars, and warnings. The exit code is 2
+if a step does not fit. It needs the TPU compiler, `pip install libtpu`, best in a separate
+environment: if libtpu is installed, jax looks for a TPU at every start.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def run(options: PlanOptions) -> int:
     from bert_jax_lab.planning.plan import plan
 
     place = corpora(options.corpus)
-    # Before the steps are compiled, which takes minutes.
+    # Before the compilation, which takes minutes.
     sources = [] if place is None else sources_of(config, open_corpora(place))
     found = _in_options(plan(config, topology))
     if options.json:
@@ -61,7 +61,7 @@ def run(options: PlanOptions) -> int:
 
 
 def _in_options(plan: Any) -> Any:
-    """Returns the plan with its advice as --set."""
+    """Returns the plan with its remedies as --set."""
 
     def shown(text: str | None) -> str | None:
         return text and in_options(text, {})
@@ -83,8 +83,8 @@ def _print_plan(plan: Any) -> None:
         if plan.dollars is not None:
             dollars = f"${plan.dollars:,.0f} on demand (prices of {plan.prices_date})"
         tell(
-            f"whole recipe: {_hours(plan.total_hours)} ({_hours(plan.total_hours_overlapped)} if "
-            f"all communication overlaps), {plan.chip_hours:,.0f} chip-hours, {dollars}"
+            f"whole recipe: {_hours(plan.total_hours)}, {plan.chip_hours:,.0f} chip-hours, "
+            f"{dollars}"
         )
     for warning in plan.warnings:
         tell(f"warning: {warning}")
@@ -99,99 +99,53 @@ def _print_phase(phase: Any) -> None:
         return
     if not phase.fits:
         tell(
-            f"{title}: DOES NOT FIT: needs {_gib(phase.memory_bytes)} a device, of which the "
+            f"{title}: DOES NOT FIT: needs {_gib(phase.memory_bytes)} per device, and the "
             f"compiler has {_gib(phase.available_bytes)}; {phase.remedy}"
         )
         return
-    memory = phase.memory
-    kinds = ", ".join(f"{name} {_gib(size)}" for name, size in memory.items() if size)
+    kinds = ", ".join(f"{name} {_gib(size)}" for name, size in phase.memory.items() if size)
+    hidden = 1 - phase.exposed_seconds / (phase.collective_seconds or 1.0)
+    named = ", ".join(f"{entry} in {layers} layers" for layers, entry in phase.attention.items())
+    evaluated, saving = phase.evaluation, phase.saving
     rows = [
         (
             "memory",
-            f"{_gib(phase.memory_bytes)} of {_gib(phase.available_bytes)} "
-            f"({_gib(phase.hbm_bytes)} on the device)",
-            kinds,
+            f"{_gib(phase.memory_bytes)} of {_gib(phase.available_bytes)}",
+            f"{kinds}; the device has {_gib(phase.hbm_bytes)}",
         ),
+        ("step", _ms(phase.step_seconds), f"computation + exposed; {_hours(phase.hours)} in all"),
+        ("computation", _ms(phase.compute_seconds), f"{phase.cycles:,} cycles by the schedule"),
         (
-            "FLOPs a device",
-            f"{phase.flops_per_device:.4g}",
-            f"{_ms(phase.product_seconds)} at the peak rate",
+            "exposed",
+            _ms(phase.exposed_seconds),
+            f"of {_ms(phase.collective_seconds)} of collectives: {100 * hidden:.0f} % are beside "
+            "computation",
         ),
-    ]
-    at_the_clock = f"{_ms(phase.compute_seconds)} at the clock"
-    if phase.scheduled_cycles is not None:
-        told = f"{at_the_clock}; the final schedule, bytes and products, whichever are most"
-        rows.append(("scheduled cycles", f"{phase.scheduled_cycles:,}", told))
-        at_the_clock = "the estimate that tiles are chosen by"
-    told = f"{at_the_clock}: {_largest(phase)}"
-    rows.append(("compiler's cycles", f"{phase.estimated_cycles:,}", told))
-    rows += _kernels(phase)
-    if phase.attention:
-        named = (f"{entry} in {layers} layers" for layers, entry in phase.attention.items())
-        rows.append(("attention", "", ", ".join(named)))
-    rows += [
-        (
-            traffic.kind,
-            _ms(traffic.seconds),
-            f"{traffic.count} over {' x '.join(traffic.axes) or '-'} ({traffic.group_size}), "
-            f"{traffic.bytes / 2**20:,.1f} MiB in all",
-        )
-        for traffic in phase.collectives
-    ]
-    held_out = phase.evaluation
-    scheduled = ""
-    if phase.exposed_seconds is not None and phase.collective_seconds:
-        hidden = 100 * (1 - phase.exposed_seconds / phase.collective_seconds)
-        seconds = phase.compute_seconds + phase.exposed_seconds
-        scheduled = f"{_ms(seconds)} by the schedule, {hidden:.0f} % of collectives beside work; "
-    rows += [
-        (
-            "step",
-            _ms(phase.step_seconds),
-            f"computation + collectives; {scheduled}"
-            f"{_ms(phase.step_seconds_overlapped)} if all overlaps; "
-            f"{phase.binds} binds",
+        *(
+            (
+                traffic.kind,
+                _ms(traffic.seconds),
+                f"{traffic.count} over {' x '.join(traffic.axes) or '-'} ({traffic.group_size}), "
+                f"{traffic.bytes / 2**20:,.1f} MiB in all",
+            )
+            for traffic in phase.collectives
         ),
-        ("MFU", f"{100 * phase.mfu:.1f} %", f"{_hours(phase.hours)} in all"),
-        (
-            "host's duty",
-            f"{phase.host_rows_needed:,.0f} rows/s",
-            "of each host",
-        ),
+        ("MFU", f"{100 * phase.mfu:.1f} %", f"{phase.flops_per_device:.4g} FLOPs per device"),
+        *([("attention", "", named)] if named else []),
+        ("rows per host", f"{phase.host_rows_needed:,.0f}/s", "so that no step waits for data"),
         (
             "evaluation step",
-            _ms(held_out.step_seconds),
-            f"{held_out.rows:,} rows, {_gib(held_out.memory_bytes)} a device, "
-            f"{held_out.scheduled_cycles or held_out.estimated_cycles:,} cycles",
+            _ms(evaluated.step_seconds),
+            f"{evaluated.rows:,} rows, {_gib(evaluated.memory_bytes)} per device",
         ),
         (
-            "a save",
-            f"{phase.saving.bytes / 1e9:.2f} GB",
-            f"about {phase.saving.seconds:.0f} s, {phase.saving.per_hour:,.1f} an hour: "
-            f"{100 * phase.saving.share:.1f} % of the time",
+            "save",
+            f"{saving.bytes / 1e9:.2f} GB",
+            f"about {saving.seconds:.0f} s, {saving.per_hour:,.1f} per hour: "
+            f"{100 * saving.share:.1f} % of the time",
         ),
     ]
-    table(title, ("", "figure", "of which"), rows)
-
-
-def _kernels(phase: Any) -> list[tuple[str, str, str]]:
-    """Returns a row for each kind of kernel, what costs most first."""
-    kinds: dict[str, tuple[int, int]] = {}
-    for kernel in phase.kernels:
-        count, cycles = kinds.get(kernel.kind, (0, 0))
-        kinds[kernel.kind] = (count + kernel.count, cycles + kernel.cycles)
-    costly_first = sorted(kinds.items(), key=lambda item: -item[1][1])
-    return [
-        ("kernel (charged)", f"{cycles:,} cycles", f"{count} x {kind}, no estimate by the compiler")
-        for kind, (count, cycles) in costly_first
-    ]
-
-
-def _largest(phase: Any, number: int = 5) -> str:
-    """Returns the operations that most cycles go to."""
-    total = sum(phase.cycles_by_operation.values())
-    largest = list(phase.cycles_by_operation.items())[:number]
-    return ", ".join(f"{name} {100 * cycles / total:.0f} %" for name, cycles in largest)
+    table(title, ("", "value", "parts"), rows)
 
 
 def _gib(size: int) -> str:

@@ -15,8 +15,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from bert_jax.cli import usage

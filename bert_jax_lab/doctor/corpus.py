@@ -1,6 +1,7 @@
-"""Checks of the corpus: its files, and what it is worth to the model and the run."""
+"""Checks of the corpus: its files, and whether it suits the model and the run."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -12,33 +13,28 @@ from bert_jax.errors import some
 from bert_jax.registry import OBJECTIVES, ROWS
 from bert_jax.training import preflight
 from bert_jax.training.pretrain import pipeline_of
-from bert_jax_lab.doctor.checked_run import Case
 from bert_jax_lab.doctor.finding import PASSED, Finding, passed, warned
-from bert_jax_lab.reference_curves import watch
 
-# Files beyond this are not read whole: a minute would not suffice.
+# Larger corpora are not read as a whole: a minute would not suffice.
 _READ_WHOLE = 20_000_000_000
-# Documents from the middle of the corpus that are looked at, and sentences of them.
+# The sample from the middle of the corpus: documents, and sentences.
 _DOCUMENTS, _SENTENCES = 2000, 20_000
 # The original recipe sees its text about forty times (Devlin et al. 2019, appendix A.2).
 _MOST_EPOCHS = 50
 _MOST_PADDING, _MOST_REPEATED, _MOST_SINGLE = 0.4, 0.5, 0.5
+_MOST_UNKNOWN = 0.01
 # Rows of the first batch that are looked at, and the share of them that may have no prediction.
 _ROWS, _MOST_WITHOUT = 256, 0.02
 
 
-def files(case: Case) -> Finding:
-    """Every file is there, as it was written, and of the tokenizer that lies beside it."""
-    assert case.corpus_directory is not None
-    place = case.corpus_directory
+def files(place: Path | Mapping[str, Path], config: TrainConfig | None) -> tuple[Finding, Corpus]:
+    """Every file is unchanged, and made with the tokenizer of the corpus."""
     places = place.values() if isinstance(place, Mapping) else [place]
     entries = [e for each in places for e in read_manifest(each)["files"].values()]
     size = sum(entry["bytes"] for entry in entries)
-    config = case.known("config")
     wants_all = config is None or config.data.verify == "full"
     reads_all = wants_all and size <= _READ_WHOLE
     found = open_corpora(place, verify=SPLITS if reads_all else ())
-    case.corpus = found
     text = (
         f"{found.train.tokens:,} training tokens of {found.vocab_size:,} kinds, "
         f"{len(entries)} files, {size / 1e6:,.1f} MB"
@@ -46,58 +42,58 @@ def files(case: Case) -> Finding:
     if found.sources:
         text += f", in {len(found.sources)} sources of one tokenizer"
     if wants_all and not reads_all:
+        remedy = "none: 'bert-jax pretrain' compares them before its first step"
+        return warned(f"{text}: too large to compare every checksum here", remedy), found
+    what = "sizes and checksums" if reads_all else "sizes"
+    return passed(f"{text}; {what} are unchanged"), found
+
+
+def vocabulary(config: TrainConfig, corpus: Corpus) -> Finding:
+    """The model has a row for every token, and the vocabulary suits the text."""
+    preflight.require_fitting(config, corpus)
+    share = (corpus.manifest.get("unknown_share") or {}).get("train", 0.0)
+    if share > _MOST_UNKNOWN:
         return warned(
-            f"{text}: too large to compare every checksum here",
-            "none: 'bert-jax pretrain' compares them before its first step",
+            f"{share:.1%} of the corpus's tokens are [UNK]: the vocabulary does not suit the text, "
+            "and the run learns to predict [UNK]",
+            "prepare the text with a vocabulary that is trained on it",
         )
-    return passed(f"{text}; {'sizes and checksums' if reads_all else 'sizes'} as written")
+    return passed(f"{corpus.vocab_size:,} tokens, model.vocab_size {config.model.vocab_size:,}")
 
 
-def vocabulary(case: Case) -> Finding:
-    """The model has a row for every token, and the vocabulary fits the text."""
-    preflight.require_fitting(case.config, case.corpus)
-    share = (case.corpus.manifest.get("unknown_share") or {}).get("train", 0.0)
-    if share > watch.MOST_UNKNOWN:
-        return warned(
-            f"{share:.1%} of the corpus's tokens are [UNK]: {watch.UNKNOWN}",
-            "prepare the text with a vocabulary of its own",
-        )
-    rows, tokens = case.config.model.vocab_size, case.corpus.vocab_size
-    return passed(f"{tokens:,} sub-words, model.vocab_size {rows:,}")
-
-
-def padding(case: Case) -> Finding:
-    """The corpus makes rows for every phase, and they are mostly text."""
-    shares = [_padding(case, number) for number in range(len(case.config.phases))]
+def padding(config: TrainConfig, corpus: Corpus) -> Finding:
+    """The corpus has rows for every phase, and the rows are mostly text."""
+    shares = [_padding(config, corpus, number) for number in range(len(config.phases))]
     text = ", ".join(
         f"{100 * share:.0f} % of {phase.sequence_length}"
-        for share, phase in zip(shares, case.config.phases, strict=True)
+        for share, phase in zip(shares, config.phases, strict=True)
     )
     worst = int(np.argmax(shares))
     if shares[worst] > _MOST_PADDING:
-        length = case.config.phases[worst].sequence_length
+        length = config.phases[worst].sequence_length
         enough = max(8, round(length * (1 - shares[worst]) * 1.2 / 8) * 8)
         remedy = f"set phases.{worst}.sequence_length={enough}"
-        if case.config.in_phase(worst).data.packing == "none":
+        if config.in_phase(worst).data.packing == "none":
             remedy = f"set data.packing=best_fit, or {remedy}"
         return warned(
-            f"padding is {text}: that much of the computing is for nothing",
+            f"padding is {text}: that share of the computation is wasted",
             f"{remedy}, or join short documents before prepare",
         )
     return passed(f"padding is {text}")
 
 
-def predictions(case: Case) -> Finding:
-    """Every row has a token to predict, where whole words or spans are masked."""
-    config, corpus = case.config, case.corpus
-    return _worst(_predictions_of(config, corpus, name, split) for name, split in _trained(case))
+def predictions(config: TrainConfig, corpus: Corpus) -> Finding:
+    """Every row has a token to predict, also with masks of whole words or spans."""
+    return _worst(
+        _predictions_of(config, corpus, name, split) for name, split in _trained(config, corpus)
+    )
 
 
 def _predictions_of(config: TrainConfig, corpus: Corpus, name: str, split: Split) -> Finding:
     pipeline = pipeline_of(config, corpus, middle(split, _DOCUMENTS))
     batch = pipeline.batch_at(0, range(min(config.phases[0].global_batch_size, _ROWS)))
     if "mlm_weights" not in batch:
-        return passed(f"{config.objective} predicts no hidden tokens")
+        return passed(f"{config.objective} predicts no masked tokens")
     each = batch["mlm_weights"].sum(1)
     without = int((each == 0).sum())
     share = each.sum() / max(int((batch["sequence_ids"] > 0).sum()), 1)
@@ -112,19 +108,22 @@ def _predictions_of(config: TrainConfig, corpus: Corpus, name: str, split: Split
     return passed(text)
 
 
-def epochs(case: Case) -> Finding:
-    """The text is not seen too often."""
-    if case.corpus.sources:
-        return _epochs_by_source(case)
+def epochs(config: TrainConfig, corpus: Corpus) -> Finding:
+    """The text is not repeated too often."""
+    if corpus.sources:
+        return _epochs_by_source(config, corpus)
     tokens = sum(
-        phase.steps * phase.global_batch_size * phase.sequence_length * (1 - _padding(case, number))
-        for number, phase in enumerate(case.config.phases)
+        phase.steps
+        * phase.global_batch_size
+        * phase.sequence_length
+        * (1 - _padding(config, corpus, number))
+        for number, phase in enumerate(config.phases)
     )
-    there = case.corpus.train.tokens
+    there = corpus.train.tokens
     times = tokens / there
-    text = f"the run sees {tokens:,.0f} tokens, of a corpus of {there:,}: {times:.1f} epochs"
+    text = f"the run reads {tokens:,.0f} tokens of a corpus of {there:,}: {times:.1f} epochs"
     if times > _MOST_EPOCHS:
-        last = len(case.config.phases) - 1
+        last = len(config.phases) - 1
         return warned(
             f"{text}; the original recipe has 40",
             f"prepare {times / 40:.1f} times as much text, or train fewer steps (phases.0.steps"
@@ -133,10 +132,10 @@ def epochs(case: Case) -> Finding:
     return passed(text)
 
 
-def _epochs_by_source(case: Case) -> Finding:
+def _epochs_by_source(config: TrainConfig, corpus: Corpus) -> Finding:
     times: dict[str, float] = {}
-    for number in range(len(case.config.phases)):
-        for source in _sources(case, number):
+    for number in range(len(config.phases)):
+        for source in _sources(config, corpus, number):
             times[source.name] = times.get(source.name, 0.0) + source.epochs
     most_first = sorted(times.items(), key=lambda item: -item[1])
     text = f"epochs of each source: {some(f'{name} {each:.1f}' for name, each in most_first)}"
@@ -150,30 +149,29 @@ def _epochs_by_source(case: Case) -> Finding:
     return passed(text)
 
 
-def text(case: Case) -> Finding:
-    """No source is trained on held-out text of another one; documents have several sentences, and
-    sentences are not repeated all over.
+def text(config: TrainConfig | None, corpus: Corpus) -> Finding:
+    """No source is trained on the validation split of another source; documents have several
+    sentences, and few sentences are repeated.
     """
-    if seen := preflight.held_out_elsewhere(case.known("config"), case.corpus):
+    if seen := preflight.held_out_elsewhere(config, corpus):
         return warned(*seen)
-    return _worst(_text_of(case, name, split) for name, split in _trained(case))
+    return _worst(_text_of(config, name, split) for name, split in _trained(config, corpus))
 
 
-def _text_of(case: Case, name: str, split: Split) -> Finding:
+def _text_of(config: TrainConfig | None, name: str, split: Split) -> Finding:
     part = middle(split, _DOCUMENTS)
     sentences = np.diff(part.document_starts)
     single = float((sentences == 1).mean())
     repeated = _repeated(part)
     found = (
         f"{name}{sentences.mean():.1f} sentences a document; {100 * repeated:.0f} % of the tokens "
-        "are in sentences that occur again"
+        "are in repeated sentences"
     )
     if repeated > _MOST_REPEATED:
         return warned(
-            f"{found} ({part.document_starts.size - 1:,} documents were looked at)",
+            f"{found} (a sample of {part.document_starts.size - 1:,} documents)",
             "drop repeated lines (menus, notices, copies) before prepare",
         )
-    config = case.known("config")
     pairs = config is not None and "nsp" in OBJECTIVES[config.objective].losses
     if pairs and single > _MOST_SINGLE:
         return warned(
@@ -183,47 +181,47 @@ def _text_of(case: Case, name: str, split: Split) -> Finding:
     return passed(found)
 
 
-def _trained(case: Case) -> Iterator[tuple[str, Split]]:
-    """Yields the training text of each source that has rows, and how a finding of it begins."""
-    sources = case.corpus.sources
+def _trained(config: TrainConfig | None, corpus: Corpus) -> Iterator[tuple[str, Split]]:
+    """Yields the training split of each source that has rows, with the start of its finding."""
+    sources = corpus.sources
     if not sources:
-        yield "", case.corpus.train
+        yield "", corpus.train
         return
-    shares = preflight.largest_shares(case.known("config"), case.corpus)
+    shares = preflight.largest_shares(config, corpus)
     for name, share in sorted(shares.items(), key=lambda item: -item[1]):
         if share:
             yield f"{name}: ", sources[name].train
 
 
 def _worst(findings: Iterable[Finding]) -> Finding:
-    """Returns the first finding that is not passed, or else the first."""
+    """Returns the first finding that is not passed; without one, the first."""
     each = list(findings)
     return next((finding for finding in each if finding.result != PASSED), each[0])
 
 
-def _padding(case: Case, number: int) -> float:
-    """Returns the share of padding in a phase's rows.
+def _padding(config: TrainConfig, corpus: Corpus, number: int) -> float:
+    """Returns the share of padding in the rows of a phase.
 
-    Raises UsageError where the corpus makes none.
+    Raises UsageError for a corpus without rows.
     """
-    sources = _sources(case, number)
-    is_packed = case.config.in_phase(number).data.packing != "none"
+    sources = _sources(config, corpus, number)
+    is_packed = config.in_phase(number).data.packing != "none"
     return sum(
         each.share * (each.epoch.packed if is_packed else each.epoch.unpacked) for each in sources
     )
 
 
-def _sources(case: Case, number: int) -> list[SourceRows]:
-    config, corpus = case.config.in_phase(number), case.corpus
+def _sources(config: TrainConfig, corpus: Corpus, number: int) -> list[SourceRows]:
     length = config.phases[number].sequence_length
     for source in corpus.sources.values() or (corpus,):
-        # Evaluation makes rows of the held-out documents.
-        ROWS[config.data.rows].check(source.validation, sequence_length=length)
-    return source_rows(case.config, corpus, number, most_documents=_DOCUMENTS)
+        # Evaluation makes rows of the validation split.
+        rows = ROWS[config.in_phase(number).data.rows]
+        rows.check(source.validation, sequence_length=length)
+    return source_rows(config, corpus, number, most_documents=_DOCUMENTS)
 
 
 def _repeated(part: Split) -> float:
-    """Returns the share of the tokens that are in a sentence which was there before."""
+    """Returns the share of tokens in sentences that repeat an earlier sentence."""
     seen, repeated, total = set[bytes](), 0, 0
     for number in range(min(_SENTENCES, len(part.sentence_starts) - 1)):
         ids = part.sentence(number)

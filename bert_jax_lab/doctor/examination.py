@@ -1,52 +1,49 @@
-"""The table of all checks, and the examination that goes through it.
+"""All checks in order: each takes what earlier checks have found.
 
-Nothing that is there is changed. What has to be written is written beside the workdir and removed
+No existing file is changed. A probe of the storage is written next to the workdir and removed
 again.
 """
 
 import dataclasses
-import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from bert_jax.config import TrainConfig
 from bert_jax.errors import Unreachable, UsageError
 from bert_jax.progress import ticking
-from bert_jax.workdir import storage
-from bert_jax_lab.doctor.checked_run import COMES_FROM, Case, Check
+from bert_jax.workdir.storage import choose_gcsfs
 from bert_jax_lab.doctor.finding import FAILED, PASSED, SKIPPED, WARNED, Finding, of_error, skipped
 
-# In an order in which each finds what it needs; those that take long come last. The module of a
-# check is imported at its turn: a wrong version of jax hides nothing but what needs jax.
-CHECKS = (
-    Check("versions", "versions:versions"),
-    Check("config", "settings:config", ("config_name",)),
-    Check("trackers", "settings:tracked", ("config",)),
-    Check("corpus", "corpus:files", ("corpus_directory",)),
-    Check("hosts", "hosts:hosts", ("connection",)),
-    Check("devices", "machine:devices", ("met",)),
-    Check("init-from", "settings:beginning", ("init_from", "config", "met")),
-    Check("export", "settings:export", ("config", "met")),
-    Check("mesh", "settings:mesh", ("config", "met")),
-    Check("memory", "machine:memory", ("mesh",), is_collective=True),
-    Check("masked slots", "settings:masks", ("config",)),
-    Check("vocabulary", "corpus:vocabulary", ("config", "corpus")),
-    Check("padding", "corpus:padding", ("config", "corpus")),
-    Check("predictions", "corpus:predictions", ("config", "corpus")),
-    Check("epochs", "corpus:epochs", ("config", "corpus")),
-    Check("text", "corpus:text", ("corpus",)),
-    Check("expected curve", "settings:expected", ("expect", "config", "corpus")),
-    Check("workdir", "storage:held", ("workdir", "config", "corpus", "met")),
-    Check("checkpoint", "storage:newest", ("workdir", "met")),
-    Check("saving", "storage:saves", ("workdir", "met"), is_collective=True),
-    Check("room", "storage:room", ("workdir", "state_bytes")),
-    Check("step", "speed:steps", ("mesh", "settled"), is_collective=True),
-    Check("hours", "speed:hours", ("mesh",)),
-    Check("save interval", "speed:saving", ("save_seconds", "mesh", "state_bytes")),
-)
+if TYPE_CHECKING:
+    from bert_jax.runtime.distributed import Connection
+
 _WORST_LAST = (PASSED, SKIPPED, WARNED, FAILED)
 _ANSWER_SECONDS = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The arguments of a run, as for `pretrain`; None if not given."""
+
+    config: str | None = None
+    overrides: Sequence[str] = ()
+    # Adds the hook of `expect` to a config.
+    expecting: Callable[[TrainConfig], TrainConfig] = lambda config: config
+    corpus: Path | Mapping[str, Path] | None = None
+    workdir: Path | str | None = None
+    topology: str | None = None
+    init_from: Path | str | None = None
+    allow_missing_heads: bool = False
+    ignore_unexpected: Sequence[str] = ()
+    allowed_changes: Sequence[str] = ()
+    fit_memory: bool = False
+    # How several processes find each other; None for a single process.
+    connection: "Connection | None" = None
+    # After this time, a step that still compiles is left behind.
+    seconds: float = 50.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,97 +51,172 @@ class Report:
     """The findings of all processes, by the name of the check."""
 
     findings: dict[str, Finding]
-    # Whether this process is the one that tells.
-    is_main: bool
-    # Whether a compilation goes on, which an ordinary exit would wait for.
-    is_unfinished: bool
+    # Whether this process prints the report.
+    is_main: bool = True
 
     @property
     def exit_code(self) -> int:
-        """Returns that of the first check that failed, where it is one of a kind; 0 if none did.
+        """Returns the documented exit code of the first check that failed; 0 if none failed.
 
-        What nobody has a name for, and a network that fails, count last: neither need be there when
-        the run begins.
+        Unknown errors and a failing network count last: they may be gone when the run begins.
         """
         codes = [f.exit_code for f in self.findings.values() if f.result == FAILED]
         codes.sort(key=lambda code: code in (1, Unreachable.exit_code))
         known = (*range(1, 9), Unreachable.exit_code)
         return next((code if code in known else UsageError.exit_code for code in codes), 0)
 
-    def count(self, result: str) -> int:
-        return sum(finding.result == result for finding in self.findings.values())
-
     def to_json(self) -> dict[str, Any]:
-        """Returns the findings as a list, how many there are of each kind, and the exit code."""
+        """Returns the findings as a list, their number per result, and the exit code."""
+        findings = self.findings.values()
         return {
             "checks": [
                 {"check": name, **dataclasses.asdict(finding)}
                 for name, finding in self.findings.items()
             ],
-            **{result: self.count(result) for result in _WORST_LAST},
+            **{result: sum(f.result == result for f in findings) for result in _WORST_LAST},
             "exit_code": self.exit_code,
         }
 
 
-def examine(case: Case, checks: Sequence[Check] = CHECKS) -> Report:
-    """Makes every check that the case has the arguments for; none hides another."""
-    if case.connection is None:
-        case.met = True
-    findings = {}
-    if case.workdir is not None:
-        storage.choose_gcsfs()
-    for check in checks:
-        with ticking(f"checking: {check.name}"):
-            finding = _finding(check, case)
-        if finding is not None:
-            findings[check.name] = finding
-    is_main = True
-    if case.connection is not None and case.met:
+class Checks:
+    """Makes checks and keeps their findings; the failure of a check does not hide another check."""
+
+    def __init__(self) -> None:
+        self.findings: dict[str, Finding] = {}
+        # Whether several processes are connected, which then make collective checks together.
+        self.is_connected = False
+
+    def __call__(
+        self, name: str, check: Callable[..., Any], *needed: Any, is_collective: bool = False
+    ) -> Any:
+        """Makes a check of values that earlier checks have returned, and keeps its finding.
+
+        `check` returns a finding, or a finding and a value for later checks. Returns the value, or
+        None. The check is skipped if a needed value is None, or if it is collective and another
+        process cannot make it.
+        """
+        is_able, value = all(each is not None for each in needed), None
+        with ticking(f"checking: {name}"):
+            if is_collective and not self._all_are(is_able, name):
+                finding = skipped("another process cannot take part, because of a failure there")
+            elif not is_able:
+                finding = skipped("it needs a check that failed")
+            else:
+                try:
+                    finding = check(*needed)
+                    if isinstance(finding, tuple):
+                        finding, value = finding
+                except Exception as error:
+                    finding = of_error(error)
+        self.findings[name] = finding
+        return value
+
+    def _all_are(self, is_able: bool, name: str) -> bool:
+        """Returns whether every other process is able to make a check; all processes ask."""
+        if not self.is_connected:
+            return True
         from bert_jax.runtime import distributed
 
-        findings, is_main = _merged(findings), distributed.is_main()
-        distributed.disconnect()
-    return Report(findings=findings, is_main=is_main, is_unfinished=case.is_unfinished)
+        answers = distributed.exchange(f"able {name}", str(is_able), seconds=_ANSWER_SECONDS)
+        return not is_able or set(answers) == {"True"}
 
 
-def _finding(check: Check, case: Case) -> Finding | None:
-    """Returns the finding of a check; None if nothing that it is about was given."""
-    given = [getattr(case, COMES_FROM.get(need, need)) for need in check.needs if need != "met"]
-    if None in given:
-        return None
-    is_able = all(case.known(need) is not None for need in check.needs)
-    if check.is_collective and not _all_are(is_able, check, case):
-        return skipped("another process cannot take part, for what failed there")
-    if not is_able:
-        return skipped("it needs what failed above")
-    module, name = check.function.split(":")
-    try:
-        return getattr(importlib.import_module(f"bert_jax_lab.doctor.{module}"), name)(case)
-    except Exception as error:  # of any kind: the checks after it are made all the same
-        return of_error(error)
-
-
-def _all_are(is_able: bool, check: Check, case: Case) -> bool:
-    """Returns whether every other process is able, too; all of them ask."""
-    if case.connection is None or not case.met:
-        return True
+def examine(arguments: Arguments) -> Report:
+    """Makes every check that the arguments allow."""
+    checks = Checks()
+    if arguments.workdir is not None:
+        choose_gcsfs()
+    _examine(arguments, checks)
+    if not checks.is_connected:
+        return Report(findings=checks.findings)
     from bert_jax.runtime import distributed
 
-    answers = distributed.exchange(f"able {check.name}", str(is_able), seconds=_ANSWER_SECONDS)
-    return not is_able or set(answers) == {"True"}
+    findings, is_main = merged(checks.findings), distributed.is_main()
+    distributed.disconnect()
+    return Report(findings=findings, is_main=is_main)
 
 
-def _merged(findings: dict[str, Finding]) -> dict[str, Finding]:
-    """Returns the worst finding of each check in any process, and which process that is."""
+def _examine(arguments: Arguments, checks: Checks) -> None:
+    """Makes the checks in order; checks that take long come last."""
+    from bert_jax_lab.doctor import versions
+
+    checks("versions", versions.versions)
+    try:
+        from bert_jax_lab.doctor import corpus as text
+        from bert_jax_lab.doctor import hosts, machine, settings, speed, storage
+    except ImportError as error:  # for example, of a wrong version of jax
+        checks.findings["imports"] = of_error(error)
+        return
+    has_config, has_corpus = arguments.config is not None, arguments.corpus is not None
+    config = corpus = mesh = memory = timings = None
+    if has_config:
+        config = checks("config", lambda: settings.config(arguments))
+        checks("trackers", settings.trackers_of, config)
+    if has_corpus:
+        corpus = checks("corpus", lambda place: text.files(place, config), arguments.corpus)
+    is_met: bool | None = True
+    if arguments.connection is not None:
+        is_met = checks("hosts", hosts.hosts, arguments.connection)
+        checks.is_connected = bool(is_met)
+    is_ready = checks("devices", lambda _: machine.devices(arguments.topology, config), is_met)
+    if has_config and arguments.init_from is not None:
+        config = checks(
+            "init-from", lambda c, _: settings.beginning(arguments, c, corpus), config, is_ready
+        )
+    if has_config:
+        checks("export", lambda c, _: settings.export(c), config, is_ready)
+        mesh = checks("mesh", lambda c, _: settings.mesh(c), config, is_ready)
+        memory = checks(
+            "memory", lambda c, m: machine.memory(arguments, c, m), config, mesh, is_collective=True
+        )
+        config = memory.config if memory is not None else config
+        checks("masked slots", settings.masks, config)
+    if has_config and has_corpus:
+        checks("vocabulary", text.vocabulary, config, corpus)
+        checks("padding", text.padding, config, corpus)
+        checks("predictions", text.predictions, config, corpus)
+        checks("epochs", text.epochs, config, corpus)
+    if has_corpus:
+        checks("text", lambda c: text.text(config, c), corpus)
+    if has_config and has_corpus:
+        checks("expected curve", settings.expected, config, corpus)
+    save = None
+    if (place := arguments.workdir) is not None:
+        if has_config and has_corpus:
+            checks(
+                "workdir", lambda *found: storage.held(arguments, *found), config, corpus, is_ready
+            )
+        checks("checkpoint", lambda _: storage.newest(place), is_ready)
+        save = checks("saving", lambda _: storage.saves(place), is_ready, is_collective=True)
+        if has_config:
+            checks("room", lambda *found: storage.room(place, *found), config, memory)
+    if has_config:
+        timings = checks(
+            "step",
+            lambda *found: speed.steps(*found, seconds=arguments.seconds),
+            config, mesh, memory, is_collective=True,
+        )  # fmt: skip
+        measured = timings or []
+        checks("hours", lambda c, m: speed.hours(c, m, measured), config, mesh)
+        if place is not None:
+            checks(
+                "save interval",
+                lambda c, m, s: speed.saving(c, m, s, measured),
+                config, memory, save,
+            )  # fmt: skip
+
+
+def merged(findings: Mapping[str, Finding]) -> dict[str, Finding]:
+    """Returns the worst finding of each check in any process, with the number of the process."""
     from bert_jax.runtime import distributed
 
     own = json.dumps({name: dataclasses.asdict(f) for name, f in findings.items()})
-    merged: dict[str, Finding] = {}
+    worst: dict[str, Finding] = {}
     for rank, text in enumerate(distributed.exchange("findings", own, seconds=_ANSWER_SECONDS)):
         for name, values in json.loads(text).items():
-            theirs = Finding(**values)
-            place = _WORST_LAST.index(theirs.result)
-            if name not in merged or place > _WORST_LAST.index(merged[name].result):
-                found = f"process {rank}: {theirs.found}" if rank else theirs.found
-                merged[name] = dataclasses.replace(theirs, found=found)
-    return {check.name: merged[check.name] for check in CHECKS if check.name in merged}
+            finding = Finding(**values)
+            place = _WORST_LAST.index(finding.result)
+            if name not in worst or place > _WORST_LAST.index(worst[name].result):
+                found = f"process {rank}: {finding.found}" if rank else finding.found
+                worst[name] = dataclasses.replace(finding, found=found)
+    return worst

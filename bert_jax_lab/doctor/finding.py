@@ -1,4 +1,4 @@
-"""A finding: what one check has found, and what to do about it."""
+"""A finding: the result of one check, and what to do about it."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ PASSED, WARNED, FAILED, SKIPPED = "passed", "warned", "failed", "skipped"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The result of one check. `exit_code` is what a run would end with, where it failed."""
+    """The result of one check. `exit_code` is the exit code of a run, if the check failed."""
 
     result: str
     found: str
@@ -27,7 +27,7 @@ def warned(found: str, remedy: str) -> Finding:
 
 
 def failed(found: str, remedy: str, *, exit_code: int = UsageError.exit_code) -> Finding:
-    # What others say may be of several lines.
+    # Messages of libraries may have several lines.
     found, remedy = (" ".join(text.split()) for text in (found, remedy))
     return Finding(result=FAILED, found=found, remedy=remedy, exit_code=exit_code)
 
@@ -37,9 +37,9 @@ def skipped(found: str) -> Finding:
 
 
 def of_error(error: Exception) -> Finding:
-    """Returns the finding of a check that raised: no error of one check hides another check."""
+    """Returns the finding of a check that raised an error."""
     if isinstance(error, BertJaxError):
-        # Such an error says what is wrong, and the remedy, in its one line.
+        # The single line of such an error names the problem and the remedy.
         return failed("", str(error), exit_code=error.exit_code)
     if network.is_transient(error):
         return failed(
@@ -57,6 +57,6 @@ def of_error(error: Exception) -> Finding:
     first_line = (str(error).strip().splitlines() or [""])[0][:300]
     return failed(
         f"{type(error).__name__}: {first_line}",
-        "a run would meet it, too: start it, to see the whole of the error",
+        "a run would fail as well: start it for the whole traceback",
         exit_code=1,
     )

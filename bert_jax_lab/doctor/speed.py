@@ -1,9 +1,10 @@
-"""Checks by doing: the steps compile and run, the run takes so long, and saves keep up with it."""
+"""Checks by measurement: the steps compile and run, the hours of the run, and the save interval."""
 
 import math
 import threading
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,69 +12,82 @@ from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
 from bert_jax.memory.fit import require_memory
-from bert_jax.progress import duration
+from bert_jax.progress import ABANDONED, duration
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed, preflight
 from bert_jax.update.flops import peak_flops
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
-from bert_jax_lab.doctor.checked_run import Case, Timing
 from bert_jax_lab.doctor.finding import Finding, passed, warned
+from bert_jax_lab.doctor.machine import DeviceMemory
+from bert_jax_lab.doctor.storage import SaveTime
 
-# Of each phase; the first one warms up.
+# Steps per phase; the first one warms up.
 _STEPS = 3
 
 
-def steps(case: Case) -> Finding:
-    """The step of each phase compiles, fits into memory by the compiler's figure, and runs; as far
-    as time allows.
-    """
+class Timing(NamedTuple):
+    """The measured step of one phase; `step_seconds` is None if no step was finished."""
+
+    compile_seconds: float
+    step_seconds: float | None = None
+
+
+def steps(
+    config: TrainConfig, mesh: Mesh, memory: DeviceMemory, *, seconds: float
+) -> tuple[Finding, list[Timing]]:
+    """The step of each phase compiles, fits into memory, and runs; as far as the time allows."""
+    timings: list[Timing] = []
     errors: list[Exception] = []
 
-    def work(config: TrainConfig, mesh: Mesh) -> None:
+    def work() -> None:
         try:
-            time_steps(config, mesh, case.timings)
+            time_steps(config, mesh, timings)
         except Exception as error:
             errors.append(error)
 
-    # Nothing ends a compilation: one that takes too long is left behind.
-    thread = threading.Thread(target=work, args=(case.config, case.mesh), daemon=True)
-    began = time.monotonic()
+    # A compilation cannot be ended: one that takes too long is left behind.
+    thread = threading.Thread(target=work, daemon=True, name=ABANDONED)
     thread.start()
-    thread.join(max(case.ends_at - began, 1.0))
-    case.is_unfinished = thread.is_alive()
+    thread.join(seconds)
     if errors:
         raise errors[0]
-    timings = [*case.timings]
+    known = [*timings]
+    return _judge(config, known, seconds), known
+
+
+def _judge(config: TrainConfig, timings: Sequence[Timing], seconds: float) -> Finding:
     if not timings:
         return warned(
-            f"the step of phase 0 still compiles after {time.monotonic() - began:.0f} s",
-            "none, if you can wait; set compute.layers=scan compiles sooner, and with "
-            "JAX_COMPILATION_CACHE_DIR later starts find what was compiled",
+            f"the step of phase 0 still compiles after {seconds:.0f} s",
+            "none, if you can wait; set compute.layers=scan compiles faster, and with "
+            "JAX_COMPILATION_CACHE_DIR later starts find the compiled step",
         )
-    deadline = case.config.deadline_seconds
+    deadline = config.deadline_seconds
     slowest = max(timing.step_seconds or 0 for timing in timings)
     if slowest > deadline / 2:
         return warned(
-            f"a step takes {slowest:.0f} s, and a process that makes no progress for {deadline:g} "
-            "s is ended",
+            f"a step takes {slowest:.0f} s, and a process without progress for {deadline:g} s is "
+            "ended",
             f"set deadline_seconds={math.ceil(10 * slowest)}, or take faster devices",
         )
     lines = [_describe(number, timing) for number, timing in enumerate(timings)]
-    if len(timings) < len(case.config.phases):
+    if len(timings) < len(config.phases):
         lines.append(f"there was no time for phase {len(timings)}")
     return passed("; ".join(lines))
 
 
 def _describe(phase: int, timing: Timing) -> str:
     step = (
-        "no step in time" if timing.step_seconds is None else f"{timing.step_seconds:.3g} s a step"
+        "no step in time"
+        if timing.step_seconds is None
+        else f"{timing.step_seconds:.3g} s per step"
     )
     return f"phase {phase} compiles in {timing.compile_seconds:.1f} s, {step}"
 
 
 def time_steps(config: TrainConfig, mesh: Mesh, timings: list[Timing]) -> None:
-    """Compiles and runs each phase's step on rows of ones, and adds what that took to `timings`."""
+    """Compiles and runs each phase's step on rows of ones, and adds its timing to `timings`."""
     objective = OBJECTIVES[config.objective]
     with jax.set_mesh(mesh):
         state = TrainState.initial(config, mesh)
@@ -104,36 +118,36 @@ def _ones(shape: jax.ShapeDtypeStruct) -> jax.Array:
     return jax.make_array_from_callback(shape.shape, shape.sharding, part)
 
 
-def hours(case: Case) -> Finding:
-    """How long the run takes, without evaluations, saves and interruptions."""
-    seconds = _step_seconds(case)
-    total = sum(phase.steps * each for phase, each in zip(case.config.phases, seconds, strict=True))
-    steps = f"{case.config.total_steps:,} steps on {case.mesh.size} device(s)"
-    if _is_measured(case):
+def hours(config: TrainConfig, mesh: Mesh, timings: Sequence[Timing]) -> Finding:
+    """The time of the run, without evaluations, saves and interruptions."""
+    seconds = _step_seconds(config, timings)
+    total = sum(phase.steps * each for phase, each in zip(config.phases, seconds, strict=True))
+    steps = f"{config.total_steps:,} steps on {mesh.size} device(s)"
+    if _is_measured(timings):
         return passed(f"about {duration(total)} for {steps}, without evaluations and saves")
-    text = f"more than {duration(total)} for {steps}: by its matrix products"
-    return passed(f"{text}; no step was measured")
+    return passed(f"more than {duration(total)} for {steps}, by its FLOPs; no step was measured")
 
 
-def saving(case: Case) -> Finding:
-    """A save is whole before the next one is due."""
-    fixed, for_a_byte = case.save_seconds
-    save = fixed + for_a_byte * case.state_bytes
-    step = min(_step_seconds(case))
-    config = case.config.checkpoint
-    interval = 60 * config.every_minutes or config.every_steps * step
+def saving(
+    config: TrainConfig, memory: DeviceMemory, save_time: SaveTime, timings: Sequence[Timing]
+) -> Finding:
+    """A save is complete before the next save is due."""
+    save = save_time.fixed + save_time.per_byte * memory.state_bytes
+    step = min(_step_seconds(config, timings))
+    every = config.checkpoint
+    interval = 60 * every.every_minutes or every.every_steps * step
     due = (
-        f"{config.every_minutes:g} minutes"
-        if config.every_minutes
-        else f"{config.every_steps:,} steps or {_short(interval)}"
+        f"{every.every_minutes:g} minutes"
+        if every.every_minutes
+        else f"{every.every_steps:,} steps or {_short(interval)}"
     )
     text = f"a save takes about {_short(save)}, and is due every {due}"
-    if not _is_measured(case):
-        return passed(f"{text}, or more: by the run's matrix products, for no step was measured")
+    if not _is_measured(timings):
+        return passed(f"{text}, or more: by the FLOPs of the run, since no step was measured")
     if save > interval:
         remedy = (
             f"checkpoint.every_minutes={math.ceil(2 * save / 60)}"
-            if config.every_minutes
+            if every.every_minutes
             else f"checkpoint.every_steps={2 * math.ceil(save / step)}"
         )
         return warned(
@@ -146,22 +160,19 @@ def _short(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds < 90 else duration(seconds)
 
 
-def _is_measured(case: Case) -> bool:
-    return bool(case.timings) and case.timings[0].step_seconds is not None
+def _is_measured(timings: Sequence[Timing]) -> bool:
+    return bool(timings) and timings[0].step_seconds is not None
 
 
-def _step_seconds(case: Case) -> list[float]:
-    """Returns the seconds of a step of each phase: measured, or by its FLOPs at the rate of those
-    that were measured, else at that of a matrix product.
+def _step_seconds(config: TrainConfig, timings: Sequence[Timing]) -> list[float]:
+    """Returns the seconds of a step per phase: measured, or by its FLOPs at the rate of the
+    measured first step, or at the rate of a matrix product.
     """
-    known = dict(enumerate(timing.step_seconds for timing in case.timings))
-    expected = preflight.step_seconds(case.config, _rate(case))
-    return [known.get(i) or seconds for i, seconds in enumerate(expected)]
-
-
-def _rate(case: Case) -> float:
-    """Returns FLOP/s: of the first phase's step where that was measured, else of a product."""
-    first = case.timings[0].step_seconds if case.timings else None
-    if first is None:
-        return peak_flops(case.config.compute.dtype)
-    return preflight.step_seconds(case.config, 1.0)[0] / first
+    first = timings[0].step_seconds if timings else None
+    rate = (
+        peak_flops(config.compute.dtype)
+        if first is None
+        else preflight.step_seconds(config, 1.0)[0] / first
+    )
+    known = dict(enumerate(timing.step_seconds for timing in timings))
+    return [known.get(i) or each for i, each in enumerate(preflight.step_seconds(config, rate))]

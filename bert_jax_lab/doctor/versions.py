@@ -1,6 +1,4 @@
-"""The check of what is installed; nothing heavy is imported, which a wrong version might not
-survive.
-"""
+"""The check of installed versions; it imports nothing that a wrong version could break."""
 
 import importlib.metadata
 import sys
@@ -9,23 +7,20 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from bert_jax.versions import installed
-from bert_jax_lab.doctor.checked_run import Case
 from bert_jax_lab.doctor.finding import Finding, failed, passed, warned
 
 _PACKAGE = "bert-jax"
 
 
-def versions(case: Case) -> Finding:
-    """Python and every package are as pyproject.toml asks for: the pair of jax and flax above
-    all.
-    """
+def versions() -> Finding:
+    """Python and all packages have the versions that pyproject.toml requires."""
     python = ".".join(map(str, sys.version_info[:3]))
     try:
         wanted_python = importlib.metadata.metadata(_PACKAGE)["Requires-Python"]
         requirements = importlib.metadata.requires(_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
         return warned(
-            f"{_PACKAGE} is not installed here: nothing says which versions it needs",
+            f"{_PACKAGE} is not installed here: the versions that it needs are unknown",
             "pip install . in its checkout",
         )
     if not SpecifierSet(wanted_python).contains(python):

@@ -1,32 +1,37 @@
 """Cycles of a compiled TPU program by its final schedule: one bundle of instructions is one cycle.
 
 The compiler writes the schedule of each fusion and each kernel (`schedule_files.py`), for one of
-the two cores of a chip where these share the tiles of a fusion (v4, v5p). That it waits for memory
-is not in it: what an instruction takes is the largest of its bundles, of its bytes over the
-bandwidth and of its products over the peak rate. A collective runs beside what stands between its
-beginning and its end, one at a time over the links; for the rest of it the core waits. The
-compiler's own estimates, by which it chooses tiles, are made before the schedule, and kernels have
-none. Not seen are the latency of memory, what a kernel fetches itself, and what has no schedule of
-its own.
+the two cores of a chip if the cores share the tiles of a fusion (v4, v5p). Waiting for memory is
+not part of it: the time of an instruction is the largest of its bundles, of its bytes over the
+bandwidth, and of its matrix products over the peak rate. A collective runs beside the instructions
+between its start and its end, one collective at a time over the links; for the rest of its time the
+core waits, and this rest is exposed. Not included are the latency of memory, bytes that a kernel
+fetches itself, and instructions without a schedule.
 """
 
 import collections
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bert_jax_lab.planning import hlo_cost, hlo_text, schedule_files
-from bert_jax_lab.planning.hlo_text import Instruction, attribute, operands_of
+from bert_jax_lab.planning import hlo, schedule_files
+from bert_jax_lab.planning.collectives import Collective, CollectiveReader
+from bert_jax_lab.planning.hlo import Instruction, attribute, operands_of
 from bert_jax_lab.planning.topologies import Chip
 
 _ARRAY = re.compile(r"\b[a-z]\w*\[([\d,]*)\]")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _LINE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(LB|LH|LE|PB|PF|CT)?\s*:\s*((?:>\s*)*)\{")
 _TILES = re.compile(r'"iteration_bounds":\[([^\]]*)\]')
-# A chip of two cores that one program uses together: over which of the tiles' dims they share.
+# The dim of the tiles that the two cores of a chip share.
 _SHARED = re.compile(r'"megacore_split_dim":"(\d+)"')
 _EXIT = re.compile(r"scmp\.\w+\.[us]32\.totalorder \S+, (\d+) /\* loop exit test")
+
+
+# The compiler gives an estimate for an instruction that computes.
+_COMPUTES = re.compile(r'"estimated_cycles":"?\d')
 
 
 class Line(NamedTuple):
@@ -37,87 +42,116 @@ class Line(NamedTuple):
     trips: int | None
 
 
-class Sum(NamedTuple):
-    """Cycles of a program or of a part of it."""
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one run of a program, or of a part of it, for one device."""
 
-    estimated: float = 0.0
-    bundles: float = 0.0
-    by_memory: float = 0.0
-    by_products: float = 0.0
-    # The largest of the last three, instruction by instruction.
-    real: float = 0.0
-    waiting: float = 0.0  # for collectives, beside which nothing is left to do
+    cycles: float = 0.0
+    # Cycles of collectives without computation beside them.
+    exposed: float = 0.0
+    # How often each collective runs.
+    collectives: Mapping[Collective, int] = field(default_factory=dict)
 
-    def plus(self, other: "Sum", times: float = 1) -> "Sum":
-        return Sum(*(a + times * b for a, b in zip(self, other, strict=True)))
+    def plus(self, other: "Cost", times: int = 1) -> "Cost":
+        counts = collections.Counter(self.collectives)
+        for collective, count in other.collectives.items():
+            counts[collective] += times * count
+        cycles, exposed = self.cycles + times * other.cycles, self.exposed + times * other.exposed
+        return Cost(cycles, exposed, counts)
 
 
-def cycles(
-    text: str, chip: Chip, seconds: Callable[[hlo_cost.Collective], float] = lambda _: 0.0
-) -> Sum | None:
-    """Returns the sums of a program's text, the last one that was compiled; loops count as often as
-    they run. None where the compiler has written no schedules.
+def cost(text: str, chip: Chip, seconds: Callable[[Collective], float]) -> Cost:
+    """Returns the cost of the last compiled program, given its text; loops count as often as they
+    run. A collective takes `seconds` on the links.
 
-    A collective takes `seconds` over the links.
+    Raises ValueError for a text without an entry, or without schedules.
     """
-    computations, entry = hlo_text.computations_of(text)
-    assert entry is not None, "a program has one"
-    reader, bundles = hlo_cost.ProgramReader(computations), _of_instructions(text)
-    if not bundles:
-        return None
-    bandwidth = chip.memory_bandwidth / chip.clock_hz
+    computations, entry = hlo.computations_of(text)
+    bundles = _of_instructions(text)
+    if entry is None or not bundles:
+        raise ValueError("the compiler has written no program, or no schedule")
+    return _Reader(computations, bundles, chip, seconds).cost(entry)
 
-    def of(name: str) -> Sum:
-        instructions = computations.get(name, [])
-        total, shapes = Sum(), {i.name: i.shape for i in instructions}
-        begin, ends = _collectives(instructions, shapes, reader), dict[int, float]()
-        free = {False: 0.0, True: 0.0}  # since when the links are, and the network over slices
 
-        def start(collective: hlo_cost.Collective, end: int) -> None:
-            began = max(free[collective.over_slices], total.real + total.waiting)
-            free[collective.over_slices] = began + seconds(collective) * chip.clock_hz
-            ends[end] = max(ends.get(end, 0.0), free[collective.over_slices])
+class _Reader:
+    """Sums up the computations of a program."""
+
+    def __init__(
+        self, computations: dict[str, list[Instruction]], bundles: Mapping[str, int], chip: Chip,
+        seconds: Callable[[Collective], float],
+    ):  # fmt: skip
+        self._computations, self._bundles, self._chip = computations, bundles, chip
+        self._seconds, self._reader = seconds, CollectiveReader(computations)
+        self._costs: dict[str, Cost] = {}
+
+    def cost(self, name: str) -> Cost:
+        if name not in self._costs:
+            self._costs[name] = self._sum(self._computations.get(name, []))
+        return self._costs[name]
+
+    def _sum(self, instructions: list[Instruction]) -> Cost:
+        total, shapes = Cost(), {i.name: i.shape for i in instructions}
+        begin, ends = _collectives(instructions, shapes, self._reader), dict[int, float]()
+        # The cycle from which the links, and the network between slices, are free.
+        free = {False: 0.0, True: 0.0}
+
+        def start(collective: Collective, end: int) -> None:
+            began = max(free[collective.over_slices], total.cycles + total.exposed)
+            took = self._seconds(collective) * self._chip.clock_hz
+            free[collective.over_slices] = began + took
+            ends[end] = max(ends.get(end, 0.0), began + took)
 
         for place, i in enumerate(instructions):
             for collective, end in begin[place]:
+                total = total.plus(Cost(collectives={collective: 1}))
                 if end > place:
                     start(collective, end)
             if i.op == "while":
-                total = total.plus(of(hlo_text.attribute(i, "body")), reader.trips(i))
+                trips = hlo.trips_of(i, self._computations)
+                total = total.plus(self.cost(attribute(i, "body")), trips)
             elif i.op == "conditional":
-                branches = map(of, hlo_text.branches_of(i))
-                total = total.plus(max(branches, key=lambda each: each.real, default=Sum()))
+                branches = map(self.cost, hlo.branches_of(i))
+                total = total.plus(max(branches, key=lambda each: each.cycles, default=Cost()))
             elif i.op == "call":
-                total = total.plus(of(hlo_text.attribute(i, "to_apply")))
+                total = total.plus(self.cost(attribute(i, "to_apply")))
+            elif called := _beside(i):
+                total = total.plus(Cost(collectives=self.cost(called).collectives))
             else:
-                total = total.plus(of_one(i, shapes))
+                total = total.plus(Cost(self._cycles(i, shapes)))
             for collective, end in begin[place]:
                 if end == place:  # nothing runs beside it
                     start(collective, end)
-            wait = ends.pop(place, 0.0) - total.real - total.waiting
-            total = total._replace(waiting=total.waiting + max(0.0, wait))
+            wait = max(0.0, ends.pop(place, 0.0) - total.cycles - total.exposed)
+            total = total.plus(Cost(exposed=wait))
         return total
 
-    def of_one(i: hlo_text.Instruction, shapes: dict[str, str]) -> Sum:
-        found = hlo_cost.CYCLES.search(i.rest)
-        if not found and i.name not in bundles:
-            return Sum()
-        estimated = int(found[1]) if found else 0
-        moved = hlo_cost.moved_bytes(i, shapes, computations)
-        products = flops(i, computations) / chip.peak_flops * chip.clock_hz
-        parts = (bundles.get(i.name, 0), moved / bandwidth, products)
-        return Sum(0 if estimated >= hlo_cost.UNKNOWN else estimated, *parts, max(parts))
+    def _cycles(self, i: Instruction, shapes: dict[str, str]) -> float:
+        """Returns the cycles of an instruction that computes; 0 for another one."""
+        if not _COMPUTES.search(i.rest) and i.name not in self._bundles:
+            return 0.0
+        moved = hlo.moved_bytes(i, shapes, self._computations) / self._chip.memory_bandwidth
+        products = flops(i, self._computations) / self._chip.peak_flops
+        clock = self._chip.clock_hz
+        return max(self._bundles.get(i.name, 0), moved * clock, products * clock)
 
-    return of(entry)
+
+def _beside(i: Instruction) -> str:
+    """Returns the computation that an instruction starts beside the others, "" if none: work for
+    another core of the chip (collectives and scatters on v5p and newer).
+    """
+    if i.op == "async-start":
+        return attribute(i, "calls")
+    called = re.search(r"called_computations=\{%?([\w.\-]+)", i.rest)
+    return called[1] if i.op == "custom-call" and called else ""
 
 
 def _collectives(
-    instructions: list[hlo_text.Instruction], shapes: dict[str, str], reader: hlo_cost.ProgramReader
-) -> dict[int, list[tuple[hlo_cost.Collective, int]]]:
-    """Returns which collectives begin at each place of a computation, and where each ends: at its
-    "done", at the last of the fusions that it runs inside of, or where it is received.
+    instructions: list[Instruction], shapes: dict[str, str], reader: CollectiveReader
+) -> dict[int, list[tuple[Collective, int]]]:
+    """Returns the collectives that begin at each place of a computation, with the place of their
+    end: the "done" instruction, the last fusion that they are part of, or the "recv".
     """
-    began: dict[str, tuple[int, hlo_cost.Collective]] = {}
+    began: dict[str, tuple[int, Collective]] = {}
     ends: dict[str, int] = {}
     of: dict[str, list[str]] = {}
     for place, i in enumerate(instructions):
@@ -126,19 +160,19 @@ def _collectives(
             began.setdefault(key, (place, collective))
             keys.append(key)
         if i.op.endswith("-done"):
-            keys += [key for operand in hlo_text.operands_of(i) for key in of.get(operand, [])]
+            keys += [key for operand in operands_of(i) for key in of.get(operand, [])]
         elif i.op == "recv" and (known := re.search(r'host_transfer_rendezvous="([^"]+)"', i.rest)):
             keys.append(known[1])
         ends |= dict.fromkeys(keys, place)
-    found: dict[int, list[tuple[hlo_cost.Collective, int]]] = collections.defaultdict(list)
+    found: dict[int, list[tuple[Collective, int]]] = collections.defaultdict(list)
     for key, (place, collective) in began.items():
         found[place].append((collective, ends[key]))
     return found
 
 
 def _of_instructions(text: str) -> dict[str, int]:
-    """Returns the bundles of each instruction that has a schedule, or the same shape, tiles and
-    estimate as one that has: equal fusions are written once.
+    """Returns the bundles of each instruction with a schedule; the compiler writes equal fusions
+    once, so that an instruction with the shape, tiles and estimate of another has its schedule.
     """
     files = {
         match[1]: path
@@ -165,7 +199,7 @@ def _of_instructions(text: str) -> dict[str, int]:
 
 
 def _tiles_of_a_core(line: str) -> int:
-    """Returns how many tiles of a fusion the core computes that has more of them."""
+    """Returns the number of tiles of a fusion that the busier core computes."""
     tiles, shared = _TILES.search(line), _SHARED.search(line)
     bounds = [int(bound) for bound in re.findall(r"\d+", tiles[1])] if tiles else []
     if shared:
@@ -181,8 +215,8 @@ def _lines(text: str) -> Iterator[Line]:
 
 
 def _span(lines: list[Line], *, trips: int, depth: int = 0) -> int:
-    """Returns the bundles that are executed: the outermost loop runs `trips` times, over the tiles
-    of a fusion, and a loop without them as often as the constant of its exit test says.
+    """Returns the executed bundles: the outermost loop runs `trips` times, over the tiles of a
+    fusion, and an inner loop as often as the constant of its exit test.
     """
     total = i = 0
     while i < len(lines):
@@ -202,8 +236,8 @@ def _span(lines: list[Line], *, trips: int, depth: int = 0) -> int:
 
 
 def _kernel(lines: list[Line]) -> int:
-    """Returns the same of a kernel, which is one loop over its grid, with a turn more before and
-    one after; some lines of it lack the mark, and it has no loops inside that are not unrolled.
+    """Returns the executed bundles of a kernel: one loop over its grid, with an extra iteration
+    before and after it; some lines lack the mark of the loop, and inner loops are unrolled.
     """
     first = next((i for i, line in enumerate(lines) if line.depth), len(lines))
     tests = [(i, x.trips) for i, x in enumerate(lines) if x.depth == 1 and x.trips is not None]
@@ -218,11 +252,10 @@ def _kernel(lines: list[Line]) -> int:
 
 
 def flops(i: Instruction, computations: dict[str, list[Instruction]]) -> int:
-    """Returns 2 for each multiplication and addition of the products in a fusion, and in those that
-    it calls; 0 where it has none.
+    """Returns the FLOPs of the matrix products in a fusion and in the fusions that it calls.
 
-    The compiler writes a product as a convolution, and the dims that both sides share (rows of a
-    batch, heads) as spatial dims of its window.
+    The compiler writes a product as a convolution, and shared dims (rows of a batch, heads) as
+    spatial dims of its window.
     """
     inside = computations.get(attribute(i, "calls"), []) if i.op == "fusion" else []
     shapes = {each.name: each.shape for each in inside}
@@ -245,7 +278,7 @@ def _of_convolution(i: Instruction, shapes: dict[str, str]) -> int:
     )
     for c, size, stride, dilation in zip(spatial, windows, strides, dilations, strict=True):
         there, made = left[labels[1].index(c)], out[labels[3].index(c)]
-        # A dim that is shared goes through the window in steps, so that each result sees one place.
+        # The window moves over a shared dim in strides, so that each result sees one place.
         is_shared = dilation > 1 or (stride > 1 and made > 1) or made == size
         multiplied *= size if made == 1 else 1 if is_shared else min(size, there)
     return 2 * math.prod(out) * multiplied

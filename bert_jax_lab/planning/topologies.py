@@ -1,8 +1,8 @@
-"""TPU generations and slices: what a device has, how devices are joined, what an hour costs.
+"""TPU generations and slices: memory, rates, links and prices.
 
-A device is what JAX calls one: a core (half a chip) on v2, v3 and tpu7x, a chip on the others.
-`parse` and the table need no compiler; `devices` asks the TPU compiler of the package libtpu, which
-runs on any Linux machine, for devices that one does not have.
+A device is a JAX device: a core (half a chip) on v2, v3 and tpu7x, a chip on the others. `parse`
+and the table need no compiler; `devices` asks the TPU compiler of the package libtpu, which runs on
+any Linux machine, for devices that the machine does not have.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ from bert_jax_lab.planning import schedule_files
 
 _GIB, _GB = 2**30, 10**9
 PRICES_DATE = "2026-10"
-# Where there are several; a slice that fits on one may have a larger one.
+# Chips per host of a slice with several hosts; a single host may have more.
 _CHIPS_OF_A_HOST = 4
 
 
@@ -31,14 +31,14 @@ class Chip:
     device_kind: str  # jax.Device.device_kind
     devices_per_chip: int
     hbm_bytes: int  # a device: data sheet
-    compiler_bytes: int  # a device: what the compiler gives one program, as its refusals say
+    compiler_bytes: int  # a device: the limit of one program, by the compiler's errors
     flops_per_cycle: int  # a device: width x height x 2 of all its matrix units
     memory_bandwidth: float  # a device
     link_bandwidth: float  # one link of a chip, one direction
-    dimensions: int  # in which chips lie
+    dimensions: int  # of the grid of chips
     network_bandwidth: float  # a chip's share of its host's network card; 0: no multi-slice
     largest_host: int  # chips of the largest single host
-    dollars_per_chip_hour: float | None  # on demand, list price; None: not found published
+    dollars_per_chip_hour: float | None  # on demand, list price; None: not published
 
     @property
     def peak_flops(self) -> float:
@@ -47,9 +47,7 @@ class Chip:
 
     @property
     def clock_hz(self) -> float:
-        """Returns what turns the compiler's cycles into seconds: the clock at which the peak is
-        reached.
-        """
+        """Returns the clock that turns cycles into seconds: the clock at the peak rate."""
         return self.peak_flops / self.flops_per_cycle
 
     @property
@@ -126,7 +124,7 @@ class Topology:
 
 
 def parse(name: str, *, slices: int = 1) -> Topology:
-    """Returns the topology that `name` means. Raises `UsageError` if there is no such thing."""
+    """Returns the topology of a name such as v3:4x8. Raises `UsageError` for an invalid name."""
     match = re.fullmatch(r"(\w+):(\d+(?:x\d+)+)", name)
     if not match:
         raise UsageError(f"`topology` {name}: write it as GENERATION:CHIPSxCHIPS, such as v3:4x8")
@@ -149,38 +147,36 @@ def parse(name: str, *, slices: int = 1) -> Topology:
 
 
 def prepare_environment() -> None:
-    """Makes this process one that compiles for TPUs it has not. Call before jax is imported.
+    """Prepares this process to compile for TPUs. Call it before jax is imported.
 
     Raises `UsageError` if libtpu is not installed.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UsageError(
-            f"the TPU compiler is not installed: {install_command('libtpu')}, best in an "
-            "environment of its own: where it is, jax looks for a TPU at every start, unless "
-            "JAX_PLATFORMS=cpu says that there is none"
+            f"the TPU compiler is not installed: {install_command('libtpu')}, best in a "
+            "separate environment: with libtpu, jax looks for a TPU at every start, unless "
+            "JAX_PLATFORMS=cpu is set"
         )
     if "jax" not in sys.modules:
-        os.environ["JAX_PLATFORMS"] = "cpu"  # chips that are here are somebody else's
+        os.environ["JAX_PLATFORMS"] = "cpu"  # leave the local chips to other processes
     for name, value in {
         "TPU_SKIP_MDS_QUERY": "1",  # do not ask the cloud what this machine is
         "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_ACCELERATOR_TYPE": "v3-8",  # any: else a complaint is logged
+        "TPU_ACCELERATOR_TYPE": "v3-8",  # any value prevents a warning
         "TPU_MIN_LOG_LEVEL": "3",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # several plans at a time
     }.items():
         os.environ.setdefault(name, value)
-    schedule_files.ask_for()
+    schedule_files.request()
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Returns the devices of the topology as the TPU compiler sees them: to compile for, not to run
-    on.
-    """
+    """Returns the devices of the topology as the TPU compiler describes them."""
     from jax.experimental import topologies
 
     options: dict[str, Any] = {"num_slices": topology.slices} if topology.slices > 1 else {}
     if topology.chip.generation == "v4":
-        # Both cores of a chip as one device, which is how a v4 machine shows them.
+        # Both cores of a chip are one device, as on a v4 machine.
         options["chip_config_name"] = "megacore"
     try:
         found = list(topologies.get_topology_desc(topology.name, platform="tpu", **options).devices)

@@ -1,1 +1,1 @@
-"""Curves by which a run is judged: of runs of its kind, of papers, and of its own past."""
+"""Compares the losses of a run with the losses of finished runs of the same kind."""

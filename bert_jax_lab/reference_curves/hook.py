@@ -1,7 +1,6 @@
-"""The hook `expected_curves`: compares a run of pre-training with healthy runs while it trains.
+"""The hook `expected_curves`: compares the losses of a run of pre-training with healthy runs.
 
-A warning is a line above the bar and the event `unexpected`. The closing figures have what is
-expected of the last held-out loss, and so has `evaluate`.
+The demo's config names the hook. A warning is a line on the screen and the event `unexpected`.
 """
 
 import dataclasses
@@ -9,62 +8,86 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import TrainConfig
+from bert_jax.config import HookConfig, TrainConfig
+from bert_jax.config.fields import section, setting
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
-from bert_jax.training.hooks import Hook, Stop
+from bert_jax.training.hooks import Hook, Stop, named_hooks
 from bert_jax.training.job import Row, Run, Scores, TrainingJob
 from bert_jax.workdir import log_reader, run_directory
-from bert_jax_lab.reference_curves import recorded_runs
-from bert_jax_lab.reference_curves.expectation import Expectation, expectation_of, expected_points
-from bert_jax_lab.reference_curves.published_losses import published
+from bert_jax_lab.reference_curves import reference
+from bert_jax_lab.reference_curves.curve import Point, band
+from bert_jax_lab.reference_curves.reference import Reference
 from bert_jax_lab.reference_curves.watch import Watch
+
+# Points of a band that is drawn.
+_DRAWN = 60
+
+
+@section
+class ExpectedCurvesOptions(HookConfig, kind="expected_curves"):
+    """The options of `ExpectedCurves`."""
+
+    expect: str = setting(
+        "", "The reference: a workdir or a JSON file; empty for the reference of the demo."
+    )
 
 
 class ExpectedCurves(Hook):
-    """Watches the losses of masked words; of tasks nothing is known, and nothing happens."""
+    """Watches the masked-LM losses of a run; does nothing for other tasks."""
 
-    def __init__(self, expect: Sequence[Path | str] = ()):
-        """`expect` names finished runs of the run's kind, or a study of them."""
-        self._paths, self._expectation, self._watch = expect, None, None
+    def __init__(self, *, expect: str = ""):
+        """`expect` is a reference: a workdir or a JSON file (reference.py). "" is the reference of
+        the demo, for runs of the demo's config, and none for other runs.
+        """
+        self._expect = expect
+        self._reference: Reference | None = None
+        self._watch: Watch | None = None
 
     def prepare(self, job: TrainingJob, directory: Path) -> Mapping[str, Any]:
-        """Returns the curves of the runs that are named, which the workdir keeps.
+        """Reads the reference.
 
-        Raises UsageError where one of them is no run of this kind.
+        Raises UsageError, before a new run begins, for a reference of another kind of run.
         """
         if job.manifest is None:
             return {}
-        kept: dict[str, Any] = {}
-        entropy = job.manifest["unigram_entropy_nats"]
-        groups = [*recorded_runs.named(directory), *recorded_runs.shipped()]
-        if self._paths:
-            try:
-                group = recorded_runs.of_runs(job.config, entropy, self._paths)
-                groups = [recorded_runs.parsed(group), *groups]
-                kept[run_directory.EXPECTED] = [group]
-            except UsageError as error:
-                # Another machine need not have those runs: the workdir has kept their curves.
-                if not recorded_runs.named(directory):
-                    raise
-                note(f"the curves that were expected when this run began are kept: {error}")
-        self._expectation = expectation_of(
-            job.config,
-            entropy,
-            groups,
-            is_continued=job.begins_trained or run_directory.is_continued(directory),
-            unknown_share=(job.manifest.get("unknown_share") or {}).get("train", 0.0),
-            is_mixture=job.manifest.get("corpora", 1) > 1,
+        config, entropy = job.config, job.manifest["unigram_entropy_nats"]
+        is_continued = job.begins_trained or run_directory.is_continued(directory)
+        try:
+            found = self.reference_for(config, entropy)
+        except UsageError as error:
+            # A run that resumes on another machine need not have the reference.
+            if not (directory / run_directory.CONFIG).is_file():
+                raise
+            note(f"losses are not compared: {error}")
+            found = None
+        self._reference = None if is_continued else found
+        is_mixture = job.manifest.get("corpora", 1) > 1
+        self._watch = Watch(
+            self._warn,
+            total_steps=config.total_steps,
+            warmup_steps=config.optimizer.warmup_steps,
+            # The entropy of several corpora is that of other shares of them.
+            entropy=None if is_continued or is_mixture else entropy,
+            reference=self._reference,
+            **({"shift": self._reference.shift_for(config)} if self._reference else {}),
         )
-        return kept
+        return {}
+
+    def reference_for(self, config: TrainConfig, entropy: float) -> Reference | None:
+        """Returns the reference of a run of a config, on a corpus with a unigram entropy in nats.
+
+        Raises UsageError if `expect` names a reference of another kind of run.
+        """
+        found = reference.read(self._expect) if self._expect else reference.demo()
+        difference = found.difference(config, entropy)
+        if difference and self._expect:
+            raise UsageError(f"`expect` {self._expect}: another kind of run: {difference}")
+        return None if difference else found
 
     def begin(self, run: Run, step: int, rows: Sequence[Row]) -> Stop | None:
-        if self._expectation is not None:
-            self._watch = Watch(self._expectation, self._warn)
+        if self._watch is not None:
             self._watch.recall(rows)
-            # The first warning is of the text: the run has to be known.
-            self.run = run
-            self._watch.begin(step)
         return super().begin(run, step, rows)
 
     def _warn(self, step: int, reason: str, text: str) -> None:
@@ -78,41 +101,46 @@ class ExpectedCurves(Hook):
 
     def on_evaluation(self, step: int, scores: Scores) -> Stop | None:
         if self._watch is not None and "validation" in scores:
-            found = scores["validation"]
-            self._watch.evaluated(step, found, length=found.get("sequence_length"))
+            self._watch.evaluated(step, scores["validation"])
         return None
 
     def closing_figures(self, step: int) -> dict[str, Any]:
-        """Returns `expected`: the band of the last held-out loss, what papers have, and what was
-        warned of on the way.
-        """
-        if self._expectation is None:
+        """Returns `expected`: the band of the last validation loss, and the warnings so far."""
+        if self._watch is None:
             return {}
         events = log_reader.read_events(self.run.directory)
-        found = {
-            "mlm_loss": None,
-            "from": None,
-            **(_band(self._expectation, step) or {}),
-            "published": [dataclasses.asdict(each) for each in published(self.run.job.config)],
-            "warnings": [text for at, text in log_reader.unexpected(events) if at <= step],
+        found: dict[str, Any] = {
+            "warnings": [text for at, text in log_reader.unexpected(events) if at <= step]
         }
+        if self._reference is not None:
+            for _, low, high in points(self._reference, self.run.job.config, [step]):
+                found |= {"mlm_loss": [low, high], "from": self._reference.described}
         return {"expected": found}
 
-    def expected(
-        self, config: TrainConfig, manifest: Mapping[str, Any], directory: Path, step: int
-    ) -> dict[str, Any] | None:
-        expectation = expectation_of(
-            config,
-            manifest["unigram_entropy_nats"],
-            [*recorded_runs.named(directory), *recorded_runs.shipped()],
-            is_continued=run_directory.is_continued(directory),
-        )
-        return _band(expectation, step)
+
+def points(
+    found: Reference, config: TrainConfig, steps: Sequence[int] | None = None
+) -> list[Point]:
+    """Returns the validation losses to expect of a run: `(step, low, high)`, by default at 60 steps
+    over the whole run.
+    """
+    total = config.total_steps
+    steps = steps or sorted({round(total * i / _DRAWN) for i in range(1, _DRAWN + 1)})
+    return band(found.validation, steps, shift=found.shift_for(config))
 
 
-def _band(expectation: Expectation, step: int) -> dict[str, Any] | None:
-    """Returns the lowest and the highest held-out loss that is expected at a step."""
-    source, points = expected_points(expectation, [])
-    return next(
-        ({"mlm_loss": [low, high], "from": source} for at, low, high in points if at == step), None
-    )
+def expected(config: TrainConfig, entropy: float) -> tuple[str, list[Point]]:
+    """Returns the reference that the hook of a config has, in words, and the expected validation
+    losses; ("", []) without a hook or a reference.
+    """
+    named = tuple(hook for hook in config.hooks if isinstance(hook, ExpectedCurvesOptions))
+    # Other hooks may be those of an extension.
+    for hook in named_hooks(dataclasses.replace(config, hooks=named)):
+        assert isinstance(hook, ExpectedCurves)
+        try:
+            found = hook.reference_for(config, entropy)
+        except UsageError:  # the reference is on another machine
+            continue
+        if found is not None:
+            return found.described, points(found, config)
+    return "", []

@@ -1,9 +1,9 @@
-"""Watches a run's losses while it trains, and says early that they are not those of a healthy run.
+"""Watches the losses of a run while it trains, and warns early if they are not those of a healthy
+run.
 
-Runs of its kind say most. Without any, there is what every healthy run does: it comes down to the
-unigram entropy of its corpus and leaves it, it does not know the hidden words at once, its held-out
-loss goes on falling as it fell before, and it is not much better on what it is trained on. Nothing
-here ends a run, or changes it.
+A reference decides if there is one. Without a reference, a healthy run falls to the unigram entropy
+of its corpus and below it. In both cases, the validation loss has to follow the law of its past. A
+warning does not change or end the run.
 """
 
 import math
@@ -11,214 +11,170 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bert_jax_lab.reference_curves.curve import MARGIN, Curve, band, forecast, window
-from bert_jax_lab.reference_curves.expectation import Expectation
+from bert_jax_lab.reference_curves.curve import (
+    MARGIN,
+    SHIFT,
+    Curve,
+    band,
+    highest_expected,
+    window,
+)
+from bert_jax_lab.reference_curves.reference import Reference
 
-# Looks in a row, each a hundredth of the run after the last, until there is a warning; and held-out
-# losses.
+# A look is at a hundredth of the run. A reason for a warning holds in this many consecutive looks,
+# or evaluations.
 _LOOKS, _EVALUATIONS = 3, 2
-# Losses are those of an untrained model for the length of some windows.
+# In units of the window: until then, losses are those of an untrained model.
 _FIRST_LOOK = 2.5
-# The mean of a window has the noise of its rows, which does not last for three looks: so many nats
-# are enough.
+# Nats above the band for a training loss: noise of the rows does not last for three looks.
 _ABOVE = 0.05
-# What every healthy run does, in nats: it is no further above the unigram entropy when a tenth of
-# the run and the warm-up are over; ...
+# A healthy run is at most this many nats above the unigram entropy after a tenth of its steps, and
+# after the warm-up and _LEAST_STEPS; ...
 _ABOVE_ENTROPY = 0.5
 _LEAST_STEPS = 300
-# ... when this share of the run is over, it does not stand at the entropy: no further below it than
-# so many nats, and no further below where it was a fifth of the run before;
+# ... after this share of its steps, it is more than _STANDS nats below the entropy, or below its
+# own loss _STANDS_FOR looks before.
 _STANDS_AT, _STANDS, _STANDS_FOR = 0.3, 0.1, 20
-# ... its loss is not below this share of the entropy within a tenth of the run, where text has any;
-_KNOWN_AT_ONCE, _LEAST_ENTROPY = 0.4, 2.0
-# ... the loss of training is no further below the held-out one.
-_GAP = 0.7
-
-# Of the tokens: more of them unknown, and the vocabulary is another text's.
-MOST_UNKNOWN = 0.01
-UNKNOWN = "its vocabulary is not for this text, and the run learns to guess [UNK]"
 
 _SLOW = (
-    "Look at optimizer.learning_rate, optimizer.warmup_steps and the text; 'bert-jax doctor' looks "
-    "at all three"
+    "Check optimizer.learning_rate, optimizer.warmup_steps and the text; 'bert-jax doctor' checks "
+    "all three"
 )
 _STUCK = (
-    "Look at optimizer.learning_rate (a larger model wants a lower one), at "
-    "model.initializer_range (about 1 / sqrt(hidden_size)) and at the steps: BERT's own recipe "
-    "stays there for a while"
+    "Check optimizer.learning_rate (a larger model needs a lower one), model.initializer_range "
+    "(about 1 / sqrt(hidden_size)) and the number of steps: BERT's recipe stays there for a while"
 )
-_TOO_GOOD = "Are words visible that should be hidden, or is text repeated many times?"
+_TOO_GOOD = "Check whether masked words are visible, and whether text is repeated many times"
+
+# Called with the step, a reason of one word, and a sentence.
+Warn = Callable[[int, str, str], None]
 
 
 class Watch:
-    """Sees every step and every evaluation of one process; all processes see the same."""
+    """Sees every step and every evaluation of a run; warns once per reason."""
 
-    def __init__(self, expectation: Expectation, tell: Callable[[int, str, str], None]):
-        """`tell` gets the step, a reason of one word, and a sentence; each reason once."""
-        self._expectation, self._tell = expectation, tell
-        self._size = window(expectation.total_steps)
-        self._every = max(1, expectation.total_steps // 100)
-        self._losses: deque[float] = deque(maxlen=self._size)
-        # The means of the last looks: of a fifth of the run.
+    def __init__(
+        self,
+        warn: Warn,
+        *,
+        total_steps: int,
+        warmup_steps: int,
+        entropy: float | None,
+        reference: Reference | None = None,
+        shift: float = SHIFT,
+    ):
+        """`entropy` is the unigram entropy of the corpus in nats; None for a run that continues
+        from trained weights, of which only its own past is known.
+        """
+        self._warn, self._reference, self._shift = warn, reference, shift
+        self._total_steps, self._entropy = total_steps, entropy
+        self._first = max(total_steps / 10, warmup_steps, _LEAST_STEPS)
+        self._every = max(1, total_steps // 100)
+        self._losses: deque[float] = deque(maxlen=window(total_steps))
+        # The mean losses of the last looks.
         self._means: deque[float] = deque(maxlen=_STANDS_FOR + 1)
-        # The held-out curve of rows of one length.
+        # The validation curve of the present sequence length.
         self._past, self._length = Curve((), ()), None
-        # Looks in a row at which a reason held, and the reasons already given.
+        # Consecutive looks in which a reason held, and the reasons of past warnings.
         self._held: dict[str, int] = {}
         self._warned: set[str] = set()
 
-    def begin(self, step: int) -> None:
-        """Tells, before any step, what only the text says."""
-        share = self._expectation.unknown_share
-        self._judge(
-            "vocabulary",
-            step,
-            share > MOST_UNKNOWN,
-            f"{share:.1%} of the corpus's tokens are [UNK]: {UNKNOWN}. Prepare the text with a "
-            "vocabulary of its own",
-            looks=1,
-        )
-
-    def see(self, step: int, values: Mapping[str, Any]) -> None:
-        """Takes in the figures of a step."""
-        loss = values.get("mlm_loss")
+    def see(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Takes the metrics of a step."""
+        loss = metrics.get("mlm_loss")
         if loss is None or not math.isfinite(loss):
             return
         self._losses.append(loss)
-        if step % self._every or len(self._losses) < self._size:
+        size = self._losses.maxlen or 0
+        is_look = step % self._every == 0 and step >= _FIRST_LOOK * size
+        if not is_look or len(self._losses) < size:
             return
-        if step < _FIRST_LOOK * self._size:
-            return
-        self._look(step, sum(self._losses) / self._size)
+        mean = sum(self._losses) / size
+        if self._reference is not None and self._reference.training:
+            self._compare("training", step, mean, self._reference.training, _ABOVE, looks=_LOOKS)
+        elif self._entropy is not None:
+            self._compare_with_entropy(step, mean, self._entropy)
 
     def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes in what an earlier process has logged of the run, and tells nothing of it."""
+        """Takes the validation losses that an earlier process has logged, without warnings."""
         for row in rows:
             if row.get("split") == "validation":
-                self._judge_past(row["step"], row.get("mlm_loss"), row.get("sequence_length"))
+                self._highest(row["step"], row)
 
-    def evaluated(self, step: int, values: Mapping[str, Any], *, length: int | None = None) -> None:
-        """Takes in held-out figures, of rows of some length."""
-        loss, expectation = values.get("mlm_loss"), self._expectation
-        high = self._judge_past(step, loss, length)
+    def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Takes the metrics of an evaluation."""
+        loss, highest = metrics.get("mlm_loss"), self._highest(step, metrics)
         if loss is None or not math.isfinite(loss):
             return
-        if expectation.recorded_runs is not None and not expectation.is_continued:
-            self._compare(
-                "held-out", step, loss, expectation.recorded_runs.held_out, MARGIN, looks=1
-            )
+        if self._reference is not None:
+            self._compare("validation", step, loss, self._reference.validation, MARGIN, looks=1)
         self._judge(
             "rising",
             step,
-            loss > high,
-            f"the held-out loss is {loss:.3f}; as it went on before, it would be at most "
-            f"{high:.3f}. Go back to an earlier step ('bert-jax checkpoints rollback') with a "
-            "lower optimizer.learning_rate, or with more text",
-            looks=_EVALUATIONS,
-        )
-        if expectation.has_own_mask_rates or expectation.is_mixture:
-            return
-        if len(self._losses) < self._size:
-            return
-        mean = sum(self._losses) / self._size
-        self._judge(
-            "gap",
-            step,
-            loss - mean > _GAP,
-            f"the held-out loss is {loss:.3f}, that of training {mean:.3f}: the run learns its own "
-            "text by heart. Take more text, or fewer steps. Is much of it repeated, or is the "
-            "held-out text of another kind?",
+            loss > highest,
+            f"the validation loss is {loss:.3f}; by its past it would be at most {highest:.3f}. Go "
+            "back to an earlier step ('bert-jax checkpoints rollback') with a lower "
+            "optimizer.learning_rate, or with more text",
             looks=_EVALUATIONS,
         )
 
-    def _judge_past(self, step: int, loss: float | None, length: int | None) -> float:
-        """Returns the most that the held-out curve so far lets expect of a loss, which joins that
-        curve unless it is above; rows of another length begin another curve.
+    def _highest(self, step: int, metrics: Mapping[str, Any]) -> float:
+        """Returns the highest validation loss to expect, and adds the loss to the curve unless it
+        is higher. Rows of another length begin another curve.
         """
-        # What a run begins with is no point of a law of its steps.
+        loss, length = metrics.get("mlm_loss"), metrics.get("sequence_length")
+        # The loss of the initial weights follows no law of the steps.
         if loss is None or not math.isfinite(loss) or step == 0:
             return math.inf
         if length != self._length:
             self._past, self._length = Curve((), ()), length
-        found = forecast(self._past, [step])
-        high = found[0][2] if found else math.inf
-        if loss <= high:
+        highest = highest_expected(self._past, step)
+        if loss <= highest:
             self._past = Curve((*self._past.steps, step), (*self._past.losses, loss))
-        return high
+        return highest
 
-    def _look(self, step: int, loss: float) -> None:
-        expectation = self._expectation
-        if expectation.is_continued:
-            return
-        if expectation.recorded_runs is not None and expectation.recorded_runs.training:
-            self._compare(
-                "training", step, loss, expectation.recorded_runs.training, _ABOVE, looks=_LOOKS
-            )
-            return
-        if expectation.is_mixture:
-            return
-        tenth = expectation.total_steps / 10
-        first = max(tenth, expectation.warmup_steps, _LEAST_STEPS)
+    def _compare_with_entropy(self, step: int, loss: float, entropy: float) -> None:
         self._means.append(loss)
         stands = (
             len(self._means) > _STANDS_FOR
-            and -_STANDS <= loss - expectation.entropy <= _ABOVE_ENTROPY
+            and -_STANDS <= loss - entropy <= _ABOVE_ENTROPY
             and self._means[0] - loss <= _STANDS
         )
-        # The first of the looks in a row.
-        since = _STANDS_AT * expectation.total_steps - (_LOOKS - 1) * self._every
+        # The first of the consecutive looks.
+        since = _STANDS_AT * self._total_steps - (_LOOKS - 1) * self._every
+        of_entropy = f"{entropy:.2f}, the unigram entropy of the corpus"
         self._judge(
             "plateau",
             step,
-            step >= max(first, since) and stands,
-            f"the loss stands at {loss:.2f}, and a model that only counts words would have "
-            f"{expectation.entropy:.2f}, the unigram entropy of the corpus. {_STUCK}",
+            step >= max(self._first, since) and stands,
+            f"the loss stays at {loss:.2f}; a model that only counts words has {of_entropy}. "
+            f"{_STUCK}",
         )
         self._judge(
             "entropy",
             step,
-            step >= first and loss > expectation.entropy + _ABOVE_ENTROPY,
-            f"the loss is {loss:.2f}; a model that only counts words would have "
-            f"{expectation.entropy:.2f}, the unigram entropy of the corpus. {_SLOW}",
-        )
-        self._judge(
-            "known",
-            step,
-            step <= tenth
-            and expectation.entropy > _LEAST_ENTROPY
-            and loss < _KNOWN_AT_ONCE * expectation.entropy,
-            f"the loss is {loss:.2f} already, where counting words has {expectation.entropy:.2f}. "
-            f"{_TOO_GOOD}",
+            step >= self._first and loss > entropy + _ABOVE_ENTROPY,
+            f"the loss is {loss:.2f}; a model that only counts words has {of_entropy}. {_SLOW}",
         )
 
     def _compare(
-        self,
-        which: str,
-        step: int,
-        loss: float,
-        curves: Sequence[Curve],
-        above: float,
-        *,
+        self, which: str, step: int, loss: float, curves: Sequence[Curve], above: float, *,
         looks: int,
-    ) -> None:
-        for _, low, high in band(curves, [step], shift=self._expectation.shift, above=above):
-            recorded_runs, judged = self._expectation.recorded_runs, self._expectation.judged
-            assert recorded_runs is not None
+    ) -> None:  # fmt: skip
+        assert self._reference is not None
+        for _, low, high in band(curves, [step], shift=self._shift, above=above):
             found = (
-                f"the {which} loss is {loss:.2f}, and {recorded_runs.described} had {low:.2f} to "
-                f"{high:.2f} there"
+                f"the {which} loss is {loss:.2f}; {self._reference.described} had {low:.2f} to "
+                f"{high:.2f} at this step"
             )
-            if judged:
-                shown = [f"{name} is {mine}, not {theirs}" for name, mine, theirs in judged[:3]]
-                found += f"; here {', '.join(shown)}"
             self._judge("above", step, loss > high, f"{found}. {_SLOW}", looks=looks)
             self._judge("below", step, loss < low, f"{found}. {_TOO_GOOD}", looks=looks)
 
     def _judge(
         self, reason: str, step: int, holds: bool, message: str, *, looks: int = _LOOKS
     ) -> None:
-        """Tells a reason that has held at `looks` looks in a row."""
+        """Warns of a reason that held in `looks` consecutive looks."""
         self._held[reason] = self._held.get(reason, 0) + 1 if holds else 0
         if self._held[reason] >= looks and reason not in self._warned:
             self._warned.add(reason)
-            self._tell(step, reason, message)
+            self._warn(step, reason, message)

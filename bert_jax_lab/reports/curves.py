@@ -1,4 +1,4 @@
-"""The records of runs as a report needs them, and their curves in one picture."""
+"""The records of runs for a report, and a picture of their curves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,45 +8,40 @@ from typing import Any
 from bert_jax import config_loader
 from bert_jax.workdir import goodput, log_reader, run_directory
 from bert_jax.workdir.run_directory import CONFIG
-from bert_jax_lab.reference_curves import recorded_runs
+from bert_jax_lab.reference_curves import hook
 from bert_jax_lab.reference_curves.curve import Point
-from bert_jax_lab.reference_curves.expectation import expectation_of, expected_points
-from bert_jax_lab.reference_curves.published_losses import Published, published
 from bert_jax_lab.reports import picture
 
-# The loss that is drawn: the first that a run has. Only the first compares with the entropy.
+# The first of these losses that a run has is drawn. Only mlm_loss compares with the entropy.
 _LOSSES = ("mlm_loss", "loss")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All that a report says of one run."""
+    """The data of one run for a report."""
 
     name: str
     rows: list[dict[str, Any]]
     account: dict[str, Any]
-    # What its config.json has.
+    # The content of config.json.
     stored: dict[str, Any]
     directory: Path
-    # As goodput.processes returns them.
+    # From goodput.processes.
     processes: list[dict[str, Any]]
     events: list[dict[str, Any]]
-    # Step, lowest and highest held-out loss that is expected there, in the order of the steps; and
-    # from what.
+    # (step, lowest, highest) of the expected validation loss, and the runs that it is from.
     expected: Sequence[tuple[int, float, float]] = ()
     expected_from: str = ""
-    # What papers have at the end of runs like it.
-    published: Sequence[Published] = ()
 
     @property
     def entropy(self) -> float | None:
-        """The corpus's unigram entropy in nats: what a model knows that only counts tokens."""
+        """The unigram entropy of the corpus in nats, the loss of a model that counts tokens."""
         return run_directory.entropy_of(self.stored, self.rows)
 
     def curve(self, *, held_out: bool) -> tuple[str, list[int], list[float]]:
-        """Returns which loss it is, the steps, and the loss there; empty where there is none."""
+        """Returns the name of the loss, its steps and its values; empty without a loss."""
         rows = [row for row in self.rows if (row.get("split") is not None) == held_out]
-        # Not those of single sources.
+        # Not the validation rows of single sources.
         rows = [row for row in rows if "/" not in row.get("split", "")]
         for name in _LOSSES:
             points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
@@ -60,7 +55,7 @@ def read(directory: Path, *, name: str) -> RunRecord:
     """Returns the record of the run in a workdir."""
     rows = log_reader.read_rows(directory)
     stored = run_directory.stored(directory)
-    expected_from, expected, reported = _expected(directory, stored, rows)
+    expected_from, expected = _expected(directory, stored)
     return RunRecord(
         name,
         rows,
@@ -71,35 +66,23 @@ def read(directory: Path, *, name: str) -> RunRecord:
         log_reader.read_events(directory),
         expected,
         expected_from,
-        reported,
     )
 
 
-def _expected(
-    directory: Path, stored: dict[str, Any], rows: list[dict[str, Any]]
-) -> tuple[str, list[Point], list[Published]]:
-    """Returns from what something is expected of a run of pre-training, the points of that, and
-    what papers have.
-    """
+def _expected(directory: Path, stored: dict[str, Any]) -> tuple[str, list[Point]]:
+    """Returns the runs with which a run of pre-training is compared, and the expected losses."""
     entropy = (stored.get("corpus") or {}).get("unigram_entropy_nats")
-    if entropy is None or stored.get("task"):
-        return "", [], []
-    config = config_loader.load_config_json(directory / CONFIG)
-    expectation = expectation_of(
-        config,
-        entropy,
-        [*recorded_runs.named(directory), *recorded_runs.shipped()],
-        is_continued=run_directory.is_continued(directory),
-    )
-    return *expected_points(expectation, rows), published(config)
+    if entropy is None or stored.get("task") or run_directory.is_continued(directory):
+        return "", []
+    return hook.expected(config_loader.load_config_json(directory / CONFIG), entropy)
 
 
 def describe(runs: Sequence[RunRecord]) -> str:
-    """Returns in words what the picture of `draw` shows."""
+    """Returns a text alternative for the picture of `draw`."""
     parts = []
     for run in runs:
         name, steps, losses = run.curve(held_out=True)
-        kind = "held-out"
+        kind = "validation"
         if not steps:
             name, steps, losses = run.curve(held_out=False)
             kind = "training"
@@ -115,14 +98,14 @@ def describe(runs: Sequence[RunRecord]) -> str:
 
 
 def draw(runs: Sequence[RunRecord], target: Path) -> None:
-    """Draws the losses of all runs over their steps, and below them where their time went.
+    """Draws the losses of all runs over their steps, and below them the parts of their time.
 
-    Held-out losses are bold, those of training thin; the unigram entropy of a corpus is a dashed
-    line, and what is expected of a run a band. `target` is a .png, .svg or .pdf file; the first
-    two tell in words what they show.
+    Validation losses are bold, training losses thin; the unigram entropy of a corpus is a dashed
+    line, and the expected losses of a run are a band. `target` is a .png, .svg or .pdf file; the
+    first two have a text alternative.
     """
     parts = [p for p in goodput.PARTS if any(run.account["seconds"][p] > 0 for run in runs)]
-    # A dollar sign would begin a formula.
+    # matplotlib reads a dollar sign as the start of a formula.
     names = [run.name.replace("$", r"\$") for run in runs]
 
     def plot(losses: Any, times: Any) -> None:
@@ -159,7 +142,7 @@ def _draw_losses(runs: Sequence[RunRecord], names: Sequence[str], losses: Any) -
             losses.fill_between(steps, low, high, color=colour, alpha=0.15, label=label)
         for held_out in (False, True):
             name, steps, values = run.curve(held_out=held_out)
-            label = f"{shown}, {'held out' if held_out else 'training'}"
+            label = f"{shown}, {'validation' if held_out else 'training'}"
             style = {"linewidth": 2, "marker": "."} if held_out else {"linewidth": 1, "alpha": 0.5}
             if steps:
                 losses.plot(steps, values, color=colour, label=f"{label} ({name})", **style)

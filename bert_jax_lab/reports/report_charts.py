@@ -126,12 +126,6 @@ def _chart(
         # Of all losses only that of masked words compares with the entropy.
         if is_main and run["loss"] == "mlm_loss" and run["unigram_entropy_nats"] is not None:
             lines.setdefault(run["unigram_entropy_nats"], []).append(run["name"])
-    reported = {
-        each["value"]: f"{each['where']}, on other text"
-        for run in runs
-        for each in run["published"]
-        if each["figure"] in columns
-    }
     return {
         "heading": heading,
         "unit": unit,
@@ -143,8 +137,7 @@ def _chart(
                 "label": "unigram entropy" + (f" ({', '.join(names)})" if len(lines) > 1 else ""),
             }
             for value, names in lines.items()
-        ]
-        + [{"value": value, "label": label} for value, label in reported.items()],
+        ],
         "expected": [n for n, run in enumerate(runs) if is_main and run["expected"]],
         "skips": is_main or _NORM in columns,
     }

@@ -92,7 +92,6 @@ def run_data(run: RunRecord, *, examples: Sequence[Any] = ()) -> dict[str, Any]:
         },
         "expected": [list(point) for point in run.expected],
         "expected_from": run.expected_from or None,
-        "published": [dataclasses.asdict(each) for each in run.published],
         "examples": [dataclasses.asdict(example) for example in examples],
         "processes": [_visible(process, run.account) for process in run.processes],
         "events": _events(run),

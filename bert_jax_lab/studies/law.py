@@ -186,7 +186,8 @@ def _best_fit(starts: np.ndarray, logs: np.ndarray) -> np.ndarray:
     inside = np.clip(starts, _LOWEST + 1e-6, highest - 1e-6)
     fits = [
         least_squares(
-            _errors, start, _slopes, (_LOWEST, highest), loss="huber", f_scale=_DELTA,
+            _errors, start, jac=_slopes,  # pyright: ignore[reportArgumentType]
+            bounds=(_LOWEST, highest), loss="huber", f_scale=_DELTA,
             method="dogbox", ftol=1e-10, xtol=1e-10, gtol=1e-10, max_nfev=1000, args=(logs,),
         )
         for start in inside

@@ -32,7 +32,7 @@ from bert_jax.errors import (
 )
 from bert_jax.files import write_json
 from bert_jax.progress import leave, note
-from bert_jax.runtime.signals import ENDING, Signals, word_of
+from bert_jax.runtime.stop import ENDING, Signals, word_of
 from bert_jax.workdir import goodput, log_reader, run_list
 from bert_jax.workdir.run_list import ListProgress
 from bert_jax_lab.studies import corpus_tasks

@@ -16,7 +16,6 @@ from bert_jax.interchange import huggingface
 from bert_jax.model import bert
 from bert_jax.pretrained.import_export import export_warning
 from bert_jax_lab.doctor import settings
-from bert_jax_lab.doctor.checked_run import Case
 from tests.models import vocabulary
 
 # With pairs of segments and a norm in front of everything, which no class of transformers has.
@@ -81,9 +80,7 @@ def test_it_is_said_before_anything_begins(capsys):
     assert json.loads(shown.out)["name"] == name
     assert shown.err.startswith("note: transformers cannot load this model: model.first_norm")
     assert shown.err.count("--set ") == len(_REMEDIES)
-    case = Case(config_name=name)
-    case.config = load_config(name, changes)
-    found = settings.export(case)
+    found = settings.export(load_config(name, changes))
     assert found.result == "warned" and found.remedy.count("set ") == len(_REMEDIES)
     assert main(["show", "bert_base"]) == 0
     assert not capsys.readouterr().err

@@ -130,7 +130,7 @@ def test_runs_are_drawn_over_one_another(trained, interrupted, tmp_path, capsys)
     assert len(one.curve(held_out=False)[1]) == 200
     text = plot.read_text()
     assert text.count('<g id="line2d') > 4 and two.account["starts"] >= 1
-    said = f"held-out mlm_loss {losses[0]:.3f}, then {losses[-1]:.3f} at step 200"
+    said = f"validation mlm_loss {losses[0]:.3f}, then {losses[-1]:.3f} at step 200"
     (label,) = re.findall(r'<svg role="img" aria-label="([^"]*)" ', text)
     assert said in label and f"{interrupted.name}: no loss yet" in label
     assert main(["report", str(trained), "--plot", str(tmp_path / "x.txt")]) == 2

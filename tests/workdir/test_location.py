@@ -385,7 +385,7 @@ def test_the_doctor_saves_beside_a_workdir_in_a_bucket_and_leaves_nothing(tmp_pa
     )
     assert good[0] == 0, good[1]
     found = {check["check"]: check for check in json.loads(good[1])["checks"]}
-    assert "verified and restored" in found["saving"]["found"], found
+    assert "read back" in found["saving"]["found"], found
     assert found["checkpoint"]["found"] == "no checkpoint yet"
     there = "print([p.name for p in path.iterdir()] if path.exists() else [])"
     assert ask(cloud, there, "checked") == "[]\n"

@@ -74,12 +74,7 @@ def run(options: EvaluateOptions) -> None:
 
 
 def _print(found: dict[str, Any]) -> None:
-    rows = figure_rows(
-        found["objective"],
-        found,
-        entropy=found["unigram_entropy_nats"],
-        expected=found["expected"],
-    )
+    rows = figure_rows(found["objective"], found, entropy=found["unigram_entropy_nats"])
     table(f"{found['checkpoint']}, step {found['step']:,}", COLUMNS, rows)
     tell(
         f"{found['examples']:,} rows of {found['sequence_length']} tokens ({found['rows']}; "

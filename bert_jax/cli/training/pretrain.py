@@ -4,6 +4,7 @@ The same command resumes an interrupted run from its newest good checkpoint and 
 bits as an uninterrupted one.
 """
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -19,10 +20,14 @@ from bert_jax.cli.options import (
     require_place_for_directory,
 )
 from bert_jax.cli.output import table
+from bert_jax.config import HookConfig, TrainConfig
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
+from bert_jax.registry import HOOKS
 from bert_jax.runtime.stop import Start
+
+_EXPECTED_CURVES = "expected_curves"
 
 
 @section
@@ -58,17 +63,26 @@ class PretrainOptions(WithConfig, TrainingOptions):
         "FIELD: go on although this field (such as `optimizer.learning_rate` or corpus), or "
         "this section (such as phases), differs from the workdir's; repeat for several",
     )
-    expect: tuple[Address, ...] = setting(
-        (),
-        "DIR: a finished run that this one should resemble, or the workdir of a study of such "
-        "runs: a warning says [where the losses leave "
-        "theirs](reproducing.md#is-my-curve-healthy); repeat for several. For shipped configs "
-        "on the embedded corpus (docs:) the curves are known without it",
+    expect: Address | None = setting(
+        None,
+        "FILE|RUN: a finished run with which this run is compared, or a file with its curves: a "
+        "warning states [where the losses differ](reproducing.md#is-my-curve-healthy). The config "
+        "of the demo has recorded curves",
     )
     json: bool = setting(False, "print the closing figures as JSON, instead of the table")
     profile_steps: str | None = setting(
         None, "A:B: trace steps A to B into WORKDIR/profile, for TensorBoard or Perfetto"
     )
+
+    def expecting(self, config: TrainConfig) -> TrainConfig:
+        """Returns the config with the hook that --expect asks for."""
+        if self.expect is None:
+            return config
+        if _EXPECTED_CURVES not in HOOKS:
+            raise UsageError(f"--expect: hook {HOOKS.problem(_EXPECTED_CURVES)}")
+        others = [hook for hook in config.hooks if hook.kind != _EXPECTED_CURVES]
+        hook = HookConfig.of_kind(_EXPECTED_CURVES)(expect=str(self.expect))
+        return dataclasses.replace(config, hooks=(*others, hook))
 
 
 def run(options: PretrainOptions) -> None:
@@ -81,6 +95,7 @@ def run(options: PretrainOptions) -> None:
         resolved = config_loader.load_config(
             options.config, options.changes(), checked=options.init_from is None
         )
+        resolved = options.expecting(resolved)
         profile = _step_range(options.profile_steps)
         start.connect()
         from bert_jax.runtime import distributed
@@ -97,7 +112,6 @@ def run(options: PretrainOptions) -> None:
             profile_steps=profile,
             allowed_changes=options.allow_change,
             fit_memory=options.fit_memory,
-            expect=options.expect,
             started=started,
         )
         is_main = distributed.is_main()
@@ -114,7 +128,6 @@ def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:
         closing["validation"],
         entropy=closing["unigram_entropy"],
         expected=expected,
-        published=expected.get("published", ()),
     )
     if "tokens_per_second" in closing:
         rows.append(("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""))

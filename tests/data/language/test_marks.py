@@ -21,7 +21,6 @@ from bert_jax.data.tokenizer.training import train_wordpiece
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
 from bert_jax.registry import MASKS
 from bert_jax_lab.doctor import corpus as doctor_corpus
-from bert_jax_lab.doctor.checked_run import Case
 
 _PHRASES = {
     "th": "ภาษาไทย ไม่มี ช่องว่าง ระหว่าง คำ เขา อาศัย อยู่ที่ อาฟฟริกัน ผู้ใช้ ตั้งค่า ได้",
@@ -257,9 +256,7 @@ def test_a_corpus_that_was_made_before_keeps_its_words(tmp_path):
     config = config_loader.load_config("tiny_docs_cpu", ["data.mask=whole_words"])
     said = []
     for each in (old, new):
-        case = Case()
-        case.config, case.corpus = config, each
-        said.append(doctor_corpus.predictions(case))
+        said.append(doctor_corpus.predictions(config, each))
     assert [finding.result for finding in said] == ["warned", "passed"]
     assert said[1].found.startswith("0 of 32 rows") and "set data.mask=tokens" in said[0].remedy
     tokenizer = load_tokenizer(tmp_path / "c")

@@ -1,10 +1,13 @@
-"""Cycles by the final schedule, of programs and schedules written here as the compiler does."""
+"""Cycles by the final schedule, of small programs and schedules in the compiler's format."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
-from bert_jax_lab.planning import hlo_text, schedule, schedule_files
+from bert_jax.errors import UsageError
+from bert_jax_lab.planning import hlo, schedule, schedule_files
 from bert_jax_lab.planning.topologies import CHIPS
 
 _CHIP = CHIPS["v3"]
@@ -42,9 +45,7 @@ def test_a_loop_over_tiles_counts_as_often_as_it_runs(folder):
         f"%p = {near} parameter(0)",
         *(f"%fusion.{i} = {near} fusion(%p), kind=kLoop, calls=%c, {_TILED}" for i in (1, 2)),
     )
-    found = schedule.cycles(text, _CHIP)
-    assert found is not None
-    assert (found.estimated, found.bundles, found.real) == (140, 28, 28)
+    assert schedule.cost(text, _CHIP, lambda _: 0.0).cycles == 28
 
 
 def test_tiles_that_two_cores_share_count_for_one_of_them(folder):
@@ -58,22 +59,18 @@ def test_tiles_that_two_cores_share_count_for_one_of_them(folder):
         f"%p = {near} parameter(0)",
         f"%fusion.1 = {near} fusion(%p), kind=kLoop, calls=%c, {shared}",
     )
-    found = schedule.cycles(text, _CHIP)
-    assert found is not None
-    assert found.bundles == 2 + 3 * 4 * 3
+    assert schedule.cost(text, _CHIP, lambda _: 0.0).cycles == 2 + 3 * 4 * 3
 
 
-def test_what_waits_for_memory_is_charged_for_it(folder):
+def test_an_instruction_takes_at_least_the_time_of_its_bytes(folder):
     (folder / "12-fusion.1-34-final_bundles.txt").write_text(_BUNDLES)
     far = "f32[1024,1024]{1,0:T(8,128)}"
     text = _program(
         f"%p = {far} parameter(0)",
         f"%fusion.1 = {far} fusion(%p), kind=kLoop, calls=%c, {_TILED}",
     )
-    found = schedule.cycles(text, _CHIP)
-    assert found is not None
     moved = 2 * 4 * 1024**2 / _CHIP.memory_bandwidth * _CHIP.clock_hz
-    assert found.real == found.by_memory == pytest.approx(moved)
+    assert schedule.cost(text, _CHIP, lambda _: 0.0).cycles == pytest.approx(moved)
 
 
 _NEAR = "f32[8,128]{1,0:T(8,128)S(1)}"
@@ -91,7 +88,7 @@ def _gather(number: int, *, done: bool) -> str:
 
 
 @pytest.mark.parametrize(
-    ("lines", "waiting"),
+    ("lines", "exposed"),
     [
         ([_work(1), f"%g = {_NEAR} all-gather(%p), replica_groups={{{{0,1}}}}", _work(2)], 20),
         ([_gather(1, done=False), _work(1), _gather(1, done=True), _work(2)], 20 - 14),
@@ -122,7 +119,7 @@ def _gather(number: int, *, done: bool) -> str:
     ],
     ids=["alone", "half beside", "beside", "one after the other", "in fusions", "over slices"],
 )
-def test_what_runs_beside_collectives_is_not_waited_for(folder, lines, waiting):
+def test_a_collective_is_exposed_without_computation_beside_it(folder, lines, exposed):
     """Each takes 20 cycles."""
     (folder / "12-work.1-34-final_bundles.txt").write_text(_BUNDLES)
     inside = (
@@ -130,14 +127,38 @@ def test_what_runs_beside_collectives_is_not_waited_for(folder, lines, waiting):
         f"  %a = {_NEAR} all-gather(%x), channel_id=7, replica_groups={{{{0,1}}}}\n}}\n\n"
     )
     text = inside + _program(f"%p = {_NEAR} parameter(0)", *lines)
-    found = schedule.cycles(text, _CHIP, lambda _: 20 / _CHIP.clock_hz)
-    assert found is not None
-    assert found.real == 14 * sum("work" in line.split(" = ")[0] for line in lines)
-    assert found.waiting == pytest.approx(waiting)
+    found = schedule.cost(text, _CHIP, lambda _: 20 / _CHIP.clock_hz)
+    assert found.cycles == 14 * sum("work" in line.split(" = ")[0] for line in lines)
+    assert found.exposed == pytest.approx(exposed)
 
 
-def test_without_schedules_nothing_is_said(folder):
-    assert schedule.cycles(_program("%p = f32[8,128]{1,0} parameter(0)"), _CHIP) is None
+def test_the_body_of_a_loop_counts_as_often_as_it_runs(folder):
+    (folder / "12-work.1-34-final_bundles.txt").write_text(_BUNDLES)
+    others = f"""
+%body (t: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {{
+  {_work(1)}
+  %g = {_NEAR} all-gather(%p), replica_groups={{{{0,1}}}}
+}}
+
+%cond (t: (s32[], f32[8,128])) -> pred[] {{
+  %constant.3 = s32[]{{:T(128)}} constant(3)
+  ROOT %lt = pred[]{{:T(512)}} compare(%i, %constant.3), direction=LT
+}}
+
+"""
+    loop = f"= (s32[], {_NEAR}) while(%tuple.1), condition=%cond, body=%body"
+    text = others + _program(
+        f'%while.1 {loop}, backend_config={{"known_trip_count":{{"n":"24"}}}}', f"%while.2 {loop}"
+    )
+    found = schedule.cost(text, _CHIP, lambda _: 20 / _CHIP.clock_hz)
+    assert found.cycles == 14 * 27 and found.exposed == pytest.approx(20 * 27)
+    assert [*found.collectives.values()] == [27]
+
+
+@pytest.mark.parametrize("text", ["HloModule m\n", _program("%p = f32[8,128]{1,0} parameter(0)")])
+def test_a_program_without_an_entry_or_schedules_is_an_error(folder, text):
+    with pytest.raises(ValueError):
+        schedule.cost(text, _CHIP, lambda _: 0.0)
 
 
 @pytest.mark.parametrize(
@@ -165,32 +186,28 @@ def test_flops_of_a_product(convolution, flops):
         f"  %a = {flops['a']}{{1,0}} parameter(0)\n  %b = {flops['b']}{{1,0}} parameter(1)\n"
         f"  ROOT %c = {convolution}\n}}\n\n"
     ) + _program("%fusion.1 = f32[] fusion(%x, %y), kind=kOutput, calls=%inside")
-    computations, entry = hlo_text.computations_of(text)
+    computations, entry = hlo.computations_of(text)
     assert entry is not None
     (fusion,) = computations[entry]
     assert schedule.flops(fusion, computations) == flops["flops"]
 
 
-def test_schedules_that_somebody_else_asked_for_stay_theirs(tmp_path, monkeypatch):
-    theirs = f"--other=1 --xla_jf_dump_to={tmp_path} --more=2"
+def test_a_folder_of_another_user_of_the_compiler_is_an_error(monkeypatch):
     monkeypatch.setattr(schedule_files, "_folder", None)
-    monkeypatch.setenv("LIBTPU_INIT_ARGS", theirs)
-    (kept := tmp_path / "12-fusion.1-34-final_bundles.txt").write_text(_BUNDLES)
-    schedule_files.ask_for()
-    schedule_files.forget()
-    assert kept.exists() and not schedule_files.written()
-    assert os.environ["LIBTPU_INIT_ARGS"] == theirs
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--other=1 --xla_jf_dump_to=/their/folder")
+    with pytest.raises(UsageError, match="LIBTPU_INIT_ARGS"):
+        schedule_files.request()
 
 
-def test_a_folder_of_its_own_goes_with_the_process(monkeypatch):
+def test_the_folder_of_schedules_is_made_once_and_emptied(monkeypatch):
     monkeypatch.setattr(schedule_files, "_folder", None)
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--other=1")
-    schedule_files.ask_for()
-    folder = schedule_files._folder
-    assert folder is not None and f"={folder} " in os.environ["LIBTPU_INIT_ARGS"]
-    (folder / "12-fusion.1-34-final_bundles.txt").write_text(_BUNDLES)
+    schedule_files.request()
+    arguments = os.environ["LIBTPU_INIT_ARGS"]
+    (folder,) = re.findall(r"--xla_jf_dump_to=(\S+) ", arguments)
+    (Path(folder) / "12-fusion.1-34-final_bundles.txt").write_text(_BUNDLES)
     assert len(schedule_files.written()) == 1
-    schedule_files.ask_for()  # the second time changes nothing
-    assert schedule_files._folder == folder
+    schedule_files.request()  # changes nothing
+    assert os.environ["LIBTPU_INIT_ARGS"] == arguments
     schedule_files.forget()
     assert not schedule_files.written()

@@ -2,13 +2,11 @@
 
 import base64
 import hashlib
-import itertools
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from bert_jax_lab.reports import page
@@ -129,44 +127,6 @@ def test_names_from_right_to_left_keep_their_numbers_behind_them():
         "東京",
         "größer",
     ]
-
-
-# Linear RGB as dichromats see it (Machado et al. 2009, severity 1).
-_VISION = {
-    "all colours": np.eye(3),
-    "no red": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
-    "no green": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
-    "no blue": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
-}
-_TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-
-
-def linear(colour: str) -> np.ndarray:
-    """Returns the red, green and blue of #rrggbb, each as light, up to 1."""
-    parts = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-
-
-def lab(light: np.ndarray) -> np.ndarray:
-    """Returns a colour in CIELAB, where distances are those that are seen."""
-    x, y, z = _TO_XYZ @ np.clip(light, 0, 1) / (0.9505, 1, 1.089)
-    x, y, z = (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in (x, y, z))
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-@pytest.mark.parametrize("vision", _VISION)
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_curves_are_told_apart_by_all_kinds_of_colour_vision(vision, dark):
-    found = re.findall(r"--(card|series-\d): light-dark\((#\w+), (#\w+)\)", page.asset("page.css"))
-    ground, *series = (linear(colours[dark]) for _, *colours in found)
-    assert len(series) == 8
-    seen = [lab(np.array(_VISION[vision]) @ light) for light in series]
-    nearest = min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2))
-    assert nearest > 20, "2 is the least that is seen at all"
-    weights = _TO_XYZ[1]
-    for light in series:
-        low, high = sorted((weights @ light, weights @ ground))
-        assert (high + 0.05) / (low + 0.05) > 3, "WCAG 2.1, 1.4.11"
 
 
 def test_numbers_that_json_has_no_word_for_are_refused():

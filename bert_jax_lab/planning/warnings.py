@@ -1,7 +1,6 @@
-"""Warnings of a plan: too little work, padding, copies, traffic, slow hosts."""
+"""Warnings of a plan: too little work, padding, copies, traffic, frequent saves."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +11,11 @@ from bert_jax.config_checks import mask_warnings
 from bert_jax.model import sharding
 from bert_jax.update.state import TrainState
 from bert_jax.versions import LAUNCHED_LIBTPU, installed
-from bert_jax_lab.planning import save_cost
 from bert_jax_lab.planning.topologies import Topology
 
-_TILE = 128  # what matrix units and memory pad a width to
-_HOP_SECONDS = 1e-6  # from chip to chip; an order of magnitude, not a data sheet's figure
+_TILE = 128  # matrix units and memory pad a width to a multiple
+_HOP_SECONDS = 1e-6  # from chip to chip, an order of magnitude
+_MUCH_SAVING = 0.05  # of the time
 
 
 def warnings(config: TrainConfig, phases: Any, *, topology: Topology, mesh: Any) -> Iterator[str]:
@@ -25,27 +24,20 @@ def warnings(config: TrainConfig, phases: Any, *, topology: Topology, mesh: Any)
         name = f"length {phase.sequence_length}"
         tokens = phase.global_batch_size * phase.sequence_length / topology.devices
         if not phase.fits:
-            why = "is not compiled" if phase.memory_bytes is None else "does not fit"
+            why = "the compiler rejects it" if phase.memory_bytes is None else "does not fit"
             yield f"{name}: {why}; {phase.remedy}"
             continue
-        if phase.product_seconds < 0.5 * phase.step_seconds:
+        if phase.mfu < 0.5:
             yield (
-                f"{name}: {tokens:,.0f} tokens a device and step are little work: matrix products "
-                f"fill {100 * phase.mfu:.0f} % of the step; a larger batch or fewer devices would "
-                "use them better"
+                f"{name}: {tokens:,.0f} tokens per device and step are little work: matrix "
+                f"products take {100 * phase.mfu:.0f} % of the step; a larger batch or fewer "
+                "devices would use the devices better"
             )
         if phase.memory_bytes > 0.9 * phase.available_bytes:
             share = 100 * phase.memory_bytes / phase.available_bytes
-            yield f"{name}: {share:.0f} % of the memory is used; another compiler may refuse it"
-        unstated = Counter[str]()
-        for kernel in phase.kernels:
-            if kernel.flops is None:
-                unstated[kernel.kind] += kernel.count
-        if unstated:
-            listed = ", ".join(f"{count} x {kind}" for kind, count in unstated.most_common())
-            yield f"{name}: no FLOPs are stated for {listed}: charged by their bytes only"
-        yield from _collectives(config, phase, name=name, topology=topology)
-    yield from save_cost.warnings(phases)
+            yield f"{name}: {share:.0f} % of the memory is used; another compiler may reject it"
+        yield from _collectives(config, phase, name=name)
+        yield from _saves(phase, name=name)
     yield from (line.removeprefix("warning: ") for line in mask_warnings(config))
     yield from _padding(config)
     yield from _copies(config, mesh)
@@ -62,16 +54,25 @@ def _compiler() -> Iterator[str]:
         )
 
 
-def _collectives(
-    config: TrainConfig, phase: Any, *, name: str, topology: Topology
-) -> Iterator[str]:
+def _saves(phase: Any, *, name: str) -> Iterator[str]:
+    saving = phase.saving
+    if saving.share > _MUCH_SAVING:
+        minutes = math.ceil(saving.seconds / _MUCH_SAVING / 60)
+        yield (
+            f"{name}: {saving.per_hour:,.0f} saves per hour of {saving.bytes / 1e9:.1f} GB, about "
+            f"{saving.seconds:.0f} s each, are under way {100 * min(saving.share, 1):.0f} % of the "
+            f"time; set checkpoint.every_minutes={minutes}"
+        )
+
+
+def _collectives(config: TrainConfig, phase: Any, *, name: str) -> Iterator[str]:
     within = [c for c in phase.collectives if c.axes != ("slice",)]
     count = sum(c.count for c in within)
     latency = sum(c.count * _HOP_SECONDS * (c.group_size // 2) for c in within)
     if latency > 0.05 * phase.step_seconds:
         yield (
-            f"{name}: {count} collectives a step; at a microsecond a hop they would take "
-            f"{1e3 * latency:.1f} ms more to start than predicted, if nothing hid it"
+            f"{name}: {count} collectives per step; at a microsecond per hop they would take "
+            f"{1e3 * latency:.1f} ms longer to start than predicted, if nothing hid the latency"
         )
     reduced = sum(
         c.bytes for c in within if c.kind == "all-reduce" and {*c.axes} & {*sharding.FSDP}
@@ -98,7 +99,7 @@ def _padding(config: TrainConfig) -> Iterator[str]:
 
 
 def _copies(config: TrainConfig, mesh: Any) -> Iterator[str]:
-    """Yields parameters of which every device has a copy although weights are to be sharded."""
+    """Yields a warning of weights that every device keeps although weights are sharded."""
     devices = sharding.fsdp_size(mesh)
     if not config.mesh.shard_weights or devices == 1:
         return
@@ -109,6 +110,6 @@ def _copies(config: TrainConfig, mesh: Any) -> Iterator[str]:
             whole += math.prod(leaf.shape) * leaf.dtype.itemsize
     if whole:
         yield (
-            f"{whole / 2**20:,.1f} MiB of weights have no dim that {devices} devices divide: each "
-            "keeps a copy"
+            f"{whole / 2**20:,.1f} MiB of weights have no dim that {devices} devices divide: every "
+            "device keeps a copy"
         )

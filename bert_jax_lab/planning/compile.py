@@ -1,0 +1,227 @@
+"""Steps that are compiled ahead of time for TPUs that this machine does not have.
+
+Mesh, state and batch are abstract; step and compiler are the real ones. Nothing runs.
+"""
+
+import contextlib
+import functools
+import hashlib
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from jax.sharding import Mesh
+
+from bert_jax.config import PhaseConfig, TrainConfig
+from bert_jax.errors import UsageError
+from bert_jax.model import sharding
+from bert_jax.progress import ticking
+from bert_jax.registry import OBJECTIVES
+from bert_jax.training import device_feed
+from bert_jax.update import compiler_options
+from bert_jax.update.state import TrainState
+from bert_jax.update.step import lower_eval_step, lower_train_step, temporary_bytes
+from bert_jax_lab.planning import collectives, schedule, schedule_files
+from bert_jax_lab.planning.collectives import Traffic
+from bert_jax_lab.planning.topologies import Chip, Topology, devices
+
+# Compiled steps of this process by the text of the program: phases of one shape have the same train
+# step, and phases of one length the same evaluation step.
+_KNOWN: "dict[str, Compiled]" = {}
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class NotCompiled(UsageError):
+    """The compiler rejects a step for another reason than memory."""
+
+
+class DoesNotFit(Exception):
+    """The compiler rejects a step because of its memory. Sizes are in bytes per device."""
+
+    def __init__(self, needed: int, available: int):
+        super().__init__(
+            f"needs {needed / 2**30:.2f} GiB per device, and the compiler has "
+            f"{available / 2**30:.2f}"
+        )
+        self.needed, self.available = needed, available
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one device while the step runs."""
+
+    weights: int
+    moments: int
+    batch: int
+    padding: int  # of the arguments, to the memory's tiles; and the step counter
+    temporaries: int  # activations, gathered weights, gradients
+    program: int
+
+    @property
+    def total(self) -> int:
+        return sum(vars(self).values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """The costs of one compiled step for one device."""
+
+    memory: Memory
+    # By the final schedule (schedule.py): all cycles of computation, and of exposed collectives.
+    cycles: int
+    exposed_cycles: int
+    collectives: tuple[Traffic, ...]
+    compile_seconds: float
+
+
+def make_mesh(config: TrainConfig, topology: Topology) -> Mesh:
+    """Returns the config's mesh over the topology's devices, as the TPU compiler describes them."""
+    try:
+        return sharding.make_mesh(
+            slices=config.mesh.slices,
+            fsdp=config.mesh.fsdp,
+            tensor=config.mesh.tensor,
+            devices=devices(topology),
+        )
+    except ValueError as error:
+        raise UsageError(f"config {config.name!r} on {topology.name}: {error}") from None
+
+
+def train_step(
+    config: TrainConfig, phase: PhaseConfig, *, mesh: Mesh, topology: Topology
+) -> Compiled:
+    """Compiles the train step of a phase. Raises `DoesNotFit` or `NotCompiled`."""
+
+    with jax.set_mesh(mesh):
+        state = TrainState.abstract(config, mesh)
+        objective = OBJECTIVES[config.objective]
+        batch = device_feed.abstract_batch(phase, fields=objective.fields, mesh=mesh)
+        return _compiled(
+            lambda: lower_train_step(config, state, batch, objective=objective, platform="tpu"),
+            sizes={"weights": state.params, "moments": state.opt_state, "batch": batch},
+            mesh=mesh,
+            topology=topology,
+            title=f"train step, {phase.global_batch_size} x {phase.sequence_length}",
+        )
+
+
+def evaluation_step(
+    config: TrainConfig, shape: PhaseConfig, *, mesh: Mesh, topology: Topology
+) -> Compiled:
+    """Compiles the evaluation step for batches of a shape. Raises as `train_step` does."""
+    with jax.set_mesh(mesh):
+        params = TrainState.abstract(config, mesh).params
+        objective = OBJECTIVES[config.objective]
+        batch = device_feed.abstract_batch(shape, fields=objective.fields, mesh=mesh)
+        return _compiled(
+            lambda: lower_eval_step(config, params, batch, objective=objective, platform="tpu"),
+            sizes={"weights": params, "moments": (), "batch": batch},
+            mesh=mesh,
+            topology=topology,
+            title=f"evaluation step, {shape.global_batch_size} x {shape.sequence_length}",
+        )
+
+
+def _compiled(
+    lower: Callable[[], Any], *, sizes: dict, mesh: Mesh, topology: Topology, title: str
+) -> Compiled:
+    began = time.monotonic()
+    with ticking(f"compiling for {topology.name}: {title}"):
+        lowered = lower()
+        options = compiler_options.for_platform("tpu")
+        described = repr((topology.name, options, lowered.as_text()))
+        key = hashlib.sha256(described.encode()).hexdigest()
+        if known := _KNOWN.get(key):
+            return known
+        schedule_files.forget()
+        try:
+            program, text = _compile(lowered, options)
+        except Exception as error:  # its type depends on the version of jax
+            what = f"{topology.name}: {title}"
+            raise _refusal(error, topology.chip) or _not_compiled(error, what) from None
+        chip = topology.chip
+        rate = functools.partial(collectives.seconds, mesh=mesh, chip=chip)
+        cost = schedule.cost(text, chip, rate)
+        schedule_files.forget()
+    found = {name: sharding.bytes_per_device(tree) for name, tree in sizes.items()}
+    sizes_seen = program.memory_analysis()
+    memory = Memory(
+        **found,
+        padding=sizes_seen.argument_size_in_bytes - sum(found.values()),
+        temporaries=temporary_bytes(sizes_seen),
+        program=sizes_seen.generated_code_size_in_bytes,
+    )
+    if memory.total > topology.chip.compiler_bytes:
+        raise DoesNotFit(memory.total, topology.chip.compiler_bytes)
+    _KNOWN[key] = Compiled(
+        memory=memory,
+        cycles=round(cost.cycles),
+        exposed_cycles=round(cost.exposed),
+        collectives=collectives.traffic(cost.collectives, mesh=mesh, chip=chip),
+        compile_seconds=time.monotonic() - began,
+    )
+    return _KNOWN[key]
+
+
+def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, str]:
+    """Returns the program, and its text as the compiler writes it.
+
+    `as_text()` goes through jaxlib, which may be older than libtpu and then cannot read every
+    program for newer chips.
+    """
+    with tempfile.TemporaryDirectory(prefix="bert-jax-plan-") as folder:
+        options = options | {
+            "xla_dump_to": folder,
+            "xla_dump_hlo_as_text": True,
+            "xla_dump_hlo_pass_re": "",
+        }
+        with _uncached():
+            program = lowered.compile(compiler_options=options)
+        (page,) = Path(folder).glob("*.after_codegen.txt")
+        return program, page.read_text(encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _uncached() -> Iterator[None]:
+    """Disables the compilation cache, which has neither programs for other devices nor texts."""
+    is_enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
+    # jax reads the setting once, until the cache is reset.
+    reset_cache()
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", is_enabled)
+        reset_cache()
+
+
+def _refusal(error: Exception, chip: Chip) -> DoesNotFit | None:
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" not in text or "memory space vmem" in text:
+        return None  # the memory of the core is for one fusion, whatever the batch
+    match = re.search(r"([\d.]+)([KMGT]?)\)? exceeds available HBM \(([\d.]+)([KMGT]?)\)", text)
+    if match is None:
+        match = re.search(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", text)
+    if match is None:
+        return DoesNotFit(chip.compiler_bytes + 1, chip.compiler_bytes)
+    needed, available = (
+        int(float(match[i]) * _UNITS[match[i + 1]]) for i in (1, 3)
+    )  # fmt: skip
+    # Both are rounded to a hundredth of their unit, and may be equal.
+    return DoesNotFit(max(needed, available + _UNITS[match[4]] // 100), available)
+
+
+def _not_compiled(error: Exception, what: str) -> Exception:
+    """Returns the error to raise for another reason of the compiler; the error itself if it does
+    not begin with the name of a status, as the compiler's do.
+    """
+    said = str(error).partition("\n")[0]
+    if not re.match(r"[A-Z]+(_[A-Z]+)*: ", said):
+        return error
+    return NotCompiled(f"{what}: the compiler rejects it: {said[:300]}")

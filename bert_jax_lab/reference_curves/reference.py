@@ -1,0 +1,148 @@
+"""Reference runs: finished runs with which the losses of a run are compared.
+
+A reference is a workdir, or a JSON file with the curves of several runs of one config, such as
+demo.json, which has three seeds of the demo's config (tests/golden/make_expected_curves.py).
+"""
+
+import functools
+import importlib.resources
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_jax import config_loader, strict_json
+from bert_jax.config import TrainConfig, flatten, to_dict
+from bert_jax.config_checks import complete
+from bert_jax.errors import UsageError
+from bert_jax.workdir import location, log_reader
+from bert_jax.workdir.run_directory import CONFIG
+from bert_jax_lab.reference_curves import curve
+from bert_jax_lab.reference_curves.curve import Curve
+
+# Losses on two corpora compare if the unigram entropies differ by at most this, in nats.
+_ENTROPY = 0.1
+# Fields that decide what a run learns: losses of runs with other values do not compare.
+_DECISIVE = ("objective", "output_bias", "model.", "head.", "data.", "phases.")
+# Other fields that change the curve: a reference with other values is a rough one.
+_TUNED = (
+    "optimizer.",
+    "model.hidden_dropout",
+    "model.attention_probs_dropout_prob",
+    "model.initializer_range",
+    "model.scale_output_init",
+)
+_NEITHER = (
+    "model.classifier_pooling",
+    "data.num_workers",
+    "data.prefetch",
+    "data.verify",
+    "optimizer.gradient_accumulation_steps",
+    "optimizer.spike_factor",
+    "optimizer.max_skipped_updates",
+)
+# A run with other tuned fields may be this many times as fast or as slow.
+_ROUGH_SHIFT = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The curves of finished runs of one config."""
+
+    config: TrainConfig
+    # The unigram entropy of the corpus in nats.
+    entropy: float
+    training: tuple[Curve, ...]
+    validation: tuple[Curve, ...]
+
+    @property
+    def described(self) -> str:
+        """Returns the number of runs and the name of their config."""
+        runs = max(len(self.training), len(self.validation))
+        return f"{runs} run{'s' if runs != 1 else ''} of {self.config.name}"
+
+    def difference(self, config: TrainConfig, entropy: float) -> str:
+        """Returns why the losses of a run do not compare with the reference; "" if they compare."""
+        mine, theirs = flatten(complete(config)), flatten(self.config)
+        for name in dict.fromkeys((*mine, *theirs)):
+            if mine.get(name) != theirs.get(name) and _is_decisive(name):
+                return f"{name} is {mine.get(name)}, and {theirs.get(name)} there"
+        if abs(entropy - self.entropy) > _ENTROPY:
+            return (
+                f"the unigram entropy of the corpus is {entropy:.2f}, and {self.entropy:.2f} there"
+            )
+        return ""
+
+    def shift_for(self, config: TrainConfig) -> float:
+        """Returns how many times as fast or as slow as the reference a run may be."""
+        mine, theirs = flatten(complete(config)), flatten(self.config)
+        differs = [n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n) and _is_tuned(n)]
+        return _ROUGH_SHIFT if differs else curve.SHIFT
+
+
+def _is_tuned(name: str) -> bool:
+    return name.startswith(_TUNED) and not name.startswith(_NEITHER)
+
+
+def _is_decisive(name: str) -> bool:
+    return name.startswith(_DECISIVE) and not name.startswith((*_TUNED, *_NEITHER))
+
+
+def read(source: Path | str) -> Reference:
+    """Returns the reference in a workdir, or in a JSON file.
+
+    Raises UsageError, which names the source, if it is neither, or has no masked-LM loss.
+    """
+    if Path(source).is_file():
+        values = strict_json.load_object(Path(source))
+    else:
+        values = of_runs([location.opened(source).path])
+    try:
+        return _parsed(values, config_loader.config_in(values, source))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"`expect` {source} has no curves: {error!r}") from error
+
+
+@functools.cache
+def demo() -> Reference:
+    """Returns the reference of the demo's config."""
+    file = importlib.resources.files("bert_jax_lab.reference_curves").joinpath("demo.json")
+    values = strict_json.parse(file.read_text(encoding="utf-8"))
+    return _parsed(values, config_loader.load_config(values["config"]))
+
+
+def of_runs(directories: Sequence[Path]) -> dict[str, Any]:
+    """Returns the content of a JSON file with the curves of finished runs of one config.
+
+    Raises UsageError for a directory without a run, or without a masked-LM loss.
+    """
+    try:
+        stored = strict_json.load_object(directories[0] / CONFIG)
+    except OSError as error:
+        raise UsageError(f"`expect` {directories[0]} has no run: {error.strerror}") from error
+    config = config_loader.config_in(stored, directories[0])
+    runs = []
+    for directory in directories:
+        rows = log_reader.read_rows(directory)
+        found = {
+            "training": curve.training(rows, config.total_steps),
+            "validation": curve.validation(rows),
+        }
+        if not any(each.steps for each in found.values()):
+            raise UsageError(f"`expect` {directory}: the log has no masked-LM loss")
+        runs.append({name: vars(each) for name, each in found.items()})
+    entropy = (stored.get("corpus") or {}).get("unigram_entropy_nats")
+    return {"config": to_dict(config), "unigram_entropy_nats": entropy, "runs": runs}
+
+
+def _parsed(values: Mapping[str, Any], config: TrainConfig) -> Reference:
+    def curves(name: str) -> tuple[Curve, ...]:
+        found = [run[name] for run in values["runs"] if run[name]["steps"]]
+        return tuple(Curve(tuple(c["steps"]), tuple(c["losses"])) for c in found)
+
+    return Reference(
+        config=complete(config),
+        entropy=float(values["unigram_entropy_nats"]),
+        training=curves("training"),
+        validation=curves("validation"),
+    )
