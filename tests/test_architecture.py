@@ -150,7 +150,7 @@ _ONLY_IN = {
     "etils": ("bert_jax/workdir/storage.py",),
     "filelock": ("bert_jax/file_lock.py",),
     "argparse": ("bert_jax/cli/", "bert_jax_lab/cli/"),
-    "msgspec": ("bert_jax/config/",),
+    "msgspec": ("bert_jax/config/", "bert_jax_lab/studies/study.py"),
     "tensorflow": ("bert_jax/data/", "bert_jax/interchange/tf1.py"),
     # The readers of records; a study writes a table.
     "csv": ("bert_jax/data/sources/delimited.py", "bert_jax_lab/studies/table.py"),

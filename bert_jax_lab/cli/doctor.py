@@ -51,7 +51,8 @@ class DoctorOptions(pretrain.PretrainOptions):
 def run(options: DoctorOptions) -> int:
     began = time.monotonic()
     from bert_jax.runtime.distributed import Connection
-    from bert_jax_lab.doctor.examination import Arguments, examine
+    from bert_jax_lab.doctor.arguments import Arguments
+    from bert_jax_lab.doctor.examination import examine
 
     connection = Connection(**options.connection())
     report = examine(

@@ -6,44 +6,21 @@ again.
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert_jax.config import TrainConfig
 from bert_jax.errors import Unreachable, UsageError
 from bert_jax.progress import ticking
 from bert_jax.workdir.storage import choose_gcsfs
+from bert_jax_lab.doctor.arguments import Arguments
 from bert_jax_lab.doctor.finding import FAILED, PASSED, SKIPPED, WARNED, Finding, of_error, skipped
 
 if TYPE_CHECKING:
-    from bert_jax.runtime.distributed import Connection
+    pass
 
 _WORST_LAST = (PASSED, SKIPPED, WARNED, FAILED)
 _ANSWER_SECONDS = 120.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """The arguments of a run, as for `pretrain`; None if not given."""
-
-    config: str | None = None
-    overrides: Sequence[str] = ()
-    # Adds the hook of `expect` to a config.
-    expecting: Callable[[TrainConfig], TrainConfig] = lambda config: config
-    corpus: Path | Mapping[str, Path] | None = None
-    workdir: Path | str | None = None
-    topology: str | None = None
-    init_from: Path | str | None = None
-    allow_missing_heads: bool = False
-    ignore_unexpected: Sequence[str] = ()
-    allowed_changes: Sequence[str] = ()
-    fit_memory: bool = False
-    # How several processes find each other; None for a single process.
-    connection: "Connection | None" = None
-    # After this time, a step that still compiles is left behind.
-    seconds: float = 50.0
 
 
 @dataclass(frozen=True, kw_only=True)

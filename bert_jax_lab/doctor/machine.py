@@ -14,7 +14,7 @@ from bert_jax.training.pretrain import demand
 from bert_jax.training.saving import state_bytes
 from bert_jax.update.flops import measured_flops
 from bert_jax.update.state import TrainState
-from bert_jax_lab.doctor.examination import Arguments
+from bert_jax_lab.doctor.arguments import Arguments
 from bert_jax_lab.doctor.finding import Finding, failed, passed, warned
 from bert_jax_lab.planning import topologies
 

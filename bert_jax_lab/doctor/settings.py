@@ -15,7 +15,7 @@ from bert_jax.training.held_out_hooks import HeldOutFigure
 from bert_jax.training.hooks import named_hooks
 from bert_jax.training.initialization import Initialization
 from bert_jax.workdir import trackers
-from bert_jax_lab.doctor.examination import Arguments
+from bert_jax_lab.doctor.arguments import Arguments
 from bert_jax_lab.doctor.finding import Finding, passed, warned
 from bert_jax_lab.reference_curves.hook import ExpectedCurves
 

@@ -19,7 +19,7 @@ from bert_jax.runtime import distributed
 from bert_jax.training import saving
 from bert_jax.workdir import checkpoint, location, recovery, run_directory
 from bert_jax.workdir.location import Location
-from bert_jax_lab.doctor.examination import Arguments
+from bert_jax_lab.doctor.arguments import Arguments
 from bert_jax_lab.doctor.finding import Finding, failed, passed, warned
 from bert_jax_lab.doctor.machine import DeviceMemory
 

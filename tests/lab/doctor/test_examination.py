@@ -31,7 +31,8 @@ from bert_jax.update.state import TrainState
 from bert_jax.workdir import location, run_directory
 from bert_jax.workdir.checkpoint import Checkpoints
 from bert_jax_lab.doctor import examination, hosts, machine, settings, speed, storage, versions
-from bert_jax_lab.doctor.examination import Arguments, Report, examine
+from bert_jax_lab.doctor.arguments import Arguments
+from bert_jax_lab.doctor.examination import Report, examine
 from bert_jax_lab.doctor.finding import Finding, of_error
 from bert_jax_lab.doctor.speed import Timing
 from tests import tiny_corpus
