@@ -23,7 +23,6 @@ import jax
 import numpy as np
 import torch
 
-from bert_jax.api.training import Training
 from bert_jax.config import (
     ComputeConfig,
     DataConfig,
@@ -38,7 +37,11 @@ from bert_jax.data.pretraining.pipeline import EvaluationSet
 from bert_jax.interchange import huggingface
 from bert_jax.model import bert
 from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.training import device_feed, preflight
 from bert_jax.training.evaluate import EVALUATION_SEED
+from bert_jax.training.initialization import fresh_state
+from bert_jax.training.pretrain import pipeline_of
+from bert_jax.update.step import compile_lowered, lower_train_step
 
 STEPS = 300
 # Rows of a batch, tokens of a row, predictions of a row; held-out rows.
@@ -77,6 +80,26 @@ def config_of(corpus: Corpus, dtype: str, seed: int, steps: int) -> TrainConfig:
             ),
         ),
     )
+
+
+class Training:
+    """The state of our run, updated step by step."""
+
+    def __init__(self, config: TrainConfig, corpus: Corpus):
+        self.config, self.mesh = config, preflight.mesh_of(config)
+        with jax.set_mesh(self.mesh):
+            self.state = fresh_state(config, corpus, self.mesh)
+        self._step: Any = None
+
+    def step(self, batch: Batch) -> float:
+        """Makes one update; returns the masked-LM loss before the update."""
+        with jax.set_mesh(self.mesh):
+            placed = device_feed.whole_to_global(batch, mesh=self.mesh)
+            if self._step is None:
+                lowered = lower_train_step(self.config, self.state, placed, objective=MLM_NSP)
+                self._step = compile_lowered(lowered)
+            self.state, metrics = self._step(self.state, placed)
+        return float(metrics["mlm_loss"])
 
 
 def our_loss(params: bert.Params, batch: Batch, config: TrainConfig) -> tuple[Any, Any]:
@@ -120,7 +143,7 @@ def run(who: str, config: TrainConfig, corpus: Corpus, gradients_at: list[int]) 
         vocabulary=corpus.vocabulary,
         options=config.data,
     )
-    training = Training(config, corpus=corpus)
+    training = Training(config, corpus)
     found: dict[str, Any] = {"losses": [], "held_out": {}, "gradients": {}}
     held_out: Callable[[], float]
     if who == "torch":
@@ -142,7 +165,7 @@ def run(who: str, config: TrainConfig, corpus: Corpus, gradients_at: list[int]) 
             return float(total / count)
 
     began = time.monotonic()
-    pipeline = training._pipeline
+    pipeline = pipeline_of(config, corpus)
     for step in range(config.total_steps):
         batch = pipeline.batch_at(step, range(ROWS))
         if step in gradients_at:
@@ -152,7 +175,7 @@ def run(who: str, config: TrainConfig, corpus: Corpus, gradients_at: list[int]) 
                 model, optimizer, batch, step=step, config=config, dtype=torch.bfloat16
             )
         else:
-            loss = training.step()["mlm_loss"]
+            loss = training.step(batch)
         found["losses"].append(loss)
         done = step + 1
         if done % max(1, config.total_steps // 3) == 0:

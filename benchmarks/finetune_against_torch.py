@@ -35,8 +35,8 @@ from bert_jax.model import sharding
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.registry import TASKS
-from bert_jax.tasks.finetune import Recipe, _beginning, training_batches
-from bert_jax.tasks.sweep import Settings, _config
+from bert_jax.tasks.finetune import Settings, _beginning, training_batches
+from bert_jax.tasks.sweep import _config
 from bert_jax.tasks.task_data import Sources, load_task
 from bert_jax.update.schedules import learning_rate
 from bert_jax.update.step import compile_lowered, lower_train_step
@@ -104,7 +104,6 @@ def sources_of(arguments) -> Sources:
 
 def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     """Both sides, step by step: losses, seconds a step, scores."""
-    recipe = Recipe(epochs=arguments.epochs)
     rate_of_dropout = arguments.dropout
     overrides = ["optimizer.bias_correction=true"] + [
         f"model.{name}={rate_of_dropout}"
@@ -114,7 +113,7 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
         length=arguments.length,
         batch_size=arguments.batch_size,
         learning_rate=arguments.learning_rate,
-        recipe=recipe,
+        epochs=arguments.epochs,
         seed=seed,
         overrides=tuple(overrides),
     )

@@ -13,9 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bert_jax.api.corpora import batches, corpus_of, show_batch
     from bert_jax.api.model import Model, load
-    from bert_jax.api.training import Training, config_for
     from bert_jax.config import (
         CheckpointConfig,
         ComputeConfig,
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from bert_jax.data.tokenizer.tokenizer import load_tokenizer
     from bert_jax.errors import BertJaxError, UsageError
     from bert_jax.model.bert import apply, init_params
-    from bert_jax.pretrained.import_export import export_checkpoint, import_checkpoint
+    from bert_jax.pretrained.export import export_checkpoint
     from bert_jax.progress import silence
     from bert_jax.registry import (
         ATTENTION,
@@ -53,8 +51,8 @@ if TYPE_CHECKING:
         TASK_KINDS,
         TASKS,
     )
-    from bert_jax.tasks.finetune import Recipe
-    from bert_jax.tasks.sweep import Settings, finetune
+    from bert_jax.tasks.finetune import Settings
+    from bert_jax.tasks.sweep import finetune
     from bert_jax.tasks.task import Sources, TaskSpec
     from bert_jax.training.evaluate import evaluate_checkpoint
     from bert_jax.training.pretrain import pretrain

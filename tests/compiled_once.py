@@ -66,12 +66,11 @@ class CompiledOnce:
         self._compiled.clear()
 
     def install(self, patch: Any) -> None:
-        from bert_jax.api import training
         from bert_jax.training import compiled_steps, evaluate
         from bert_jax_lab.doctor import speed
 
         train = functools.partial(self.lower, step.lower_train_step)
-        for module in (compiled_steps, speed, training):
+        for module in (compiled_steps, speed):
             patch.setattr(module, "lower_train_step", train)
             patch.setattr(module, "compile_lowered", self.compile)
         patch.setattr(

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig
-from bert_jax.interchange.name_map import MODEL_FIELDS
+from bert_jax.interchange.family import MODEL_FIELDS
 from bert_jax.model import bert
 
 _LABELS = ("neutral", "für", "contra")

@@ -1,4 +1,4 @@
-"""A model to ask things of, from any checkpoint.
+"""A model from any checkpoint: tokens, vectors, logits, predictions.
 
 Dims: N texts, L tokens of the longest one (filled up to a multiple of 8), D width, W width x number
 of layers, V rows of the word embedding.
@@ -27,10 +27,10 @@ from bert_jax.tasks.predict import Predictor
 
 # A text, texts, or pairs of texts.
 Texts = str | Sequence[str] | Sequence[tuple[str, str]]
-Pooled = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+Pooled = Literal["mean", "cls", "max", "lasttoken"]
 # Texts at a time, where every token of each has an output as wide as the vocabulary.
 _BATCH = 8
-# Texts whose vectors are there before a bar would be.
+# Up to this many texts, a progress bar would end before it is seen.
 _WORTH_NO_BAR = 64
 
 
@@ -54,11 +54,10 @@ def load(
 
 
 class Model:
-    """A checkpoint, ready to compute: what `load` returns.
+    """A checkpoint that computes: what `load` returns.
 
-    It lies on all devices. Its methods take texts and return NumPy arrays, float32; they set the
-    mesh that they need for as long as they compute, whatever mesh is set outside. What is compiled
-    for some shapes is kept for the next call.
+    Its parameters are on all devices. Its methods take texts and return NumPy arrays, float32; they
+    set their mesh while they compute, whatever mesh is set outside. Compiled programs are kept.
     """
 
     def __init__(self, source: LoadedCheckpoint):
@@ -74,30 +73,30 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The sub-words that the model was trained with."""
+        """The tokenizer of the model."""
         return self._tokenizer
 
     @property
     def step(self) -> int:
-        """Updates that the parameters have seen; 0 where nobody knows."""
+        """Updates that the parameters have seen; 0 if unknown."""
         return self._source.step
 
     @property
     def params(self) -> bert.Params:
         """The parameters, float32: a nested dict with a subtree for the encoder and each part.
 
-        They lie on `mesh`. `jax.device_get(model.params)` gives arrays that know of no mesh.
+        They are placed on `mesh`; `jax.device_get(model.params)` returns plain arrays.
         """
         return self._source.params
 
     @property
     def mesh(self) -> Mesh:
-        """The devices that the parameters lie on."""
+        """The devices that hold the parameters."""
         return self._source.mesh
 
     @property
     def source(self) -> LoadedCheckpoint:
-        """The checkpoint as the rest of the library takes it."""
+        """The checkpoint for the functions of the library."""
         return self._source
 
     def __repr__(self) -> str:
@@ -109,7 +108,7 @@ class Model:
         )
 
     def encode(self, texts: Texts, *, length: int | None = None) -> dict[str, np.ndarray]:
-        """Returns texts as the model reads them: four arrays int32 `[N, L]`.
+        """Returns the input of the model for texts: four arrays int32 `[N, L]`.
 
         `texts` is a text, a list of texts, or a list of pairs. `input_ids` begin with [CLS] and
         have [SEP] behind each text; `token_type_ids` are 1 for the second text of a pair;
@@ -173,14 +172,13 @@ class Model:
     ) -> np.ndarray | list[np.ndarray]:
         """Returns a vector for each text, `[N, W]`; those of several `layers` are joined.
 
-        Layers count from 1 to the last one, 0 being the embeddings, negative ones from the end.
-        "mean" is over the tokens of a text, [CLS] and [SEP] included; "cls" takes the first; "max",
-        "mean_sqrt_len_tokens", "weightedmean" and "lasttoken" are those of sentence-transformers;
-        "none" returns a list with `[tokens, W]` for each text. `normalize` makes vectors of
-        length 1. A text of more than `length` tokens is cut, with a note; by default that is what
-        the model has positions for. A directory of sentence-transformers says all of this itself,
-        unless an argument does. Raises UsageError if there are no texts, or not that layer or
-        length.
+        Layers count from 1 to the last layer, 0 are the embeddings, negative numbers count from the
+        end. `pooling` is "mean" over the tokens of a text, [CLS] and [SEP] included, "cls", "max",
+        "lasttoken", or "none", which returns a list with `[tokens, W]` for each text. `normalize`
+        makes vectors of length 1. A text of more than `length` tokens is cut, with a note; by
+        default the limit is the number of positions. A directory of sentence-transformers sets
+        these defaults. Raises UsageError if there are no texts, or for a layer or length that the
+        model lacks.
         """
         texts = _texts(texts)
         chosen = tuple(layers) if isinstance(layers, Iterable) else (layers,)
@@ -200,7 +198,7 @@ class Model:
         return arrays["vectors"]
 
     def logits(self, texts: Texts, *, length: int | None = None) -> dict[str, np.ndarray]:
-        """Returns what each head of the model says of texts, from one pass.
+        """Returns the logits of each head for texts, from one pass.
 
         `texts` and `length` are as in `encode`, and so are the rows. With its head, `mlm_logits`
         `[N, L, V]` for *every* position (at a [MASK] they are what `fill_mask` ranks),
@@ -234,7 +232,7 @@ class Model:
         return np.stack(np.split(joined, len(layers), axis=-1))
 
     def predict(self, rows: Sequence[Any]) -> list[dict[str, Any]]:
-        """Returns what a fine-tuned model says of rows, as `bert-jax predict` writes it.
+        """Returns the predictions of a fine-tuned model, as `bert-jax predict` writes them.
 
         A row is a text, a pair of texts or a dict of the task's columns; for tags of words a text
         (cut at white space) or a list of words; for questions a dict with `question`, `context` and
@@ -251,22 +249,16 @@ class Model:
     def export(self, directory: str | Path) -> None:
         """Writes a new Hugging Face directory, which `load` and `transformers` read.
 
-        It has parameters and tokenizer only; `bert-jax export` writes a model card, too. Raises
-        UsageError if the directory exists and is not empty.
+        Unlike `export_checkpoint`, it writes no model card. Raises UsageError if the directory
+        exists and is not empty.
         """
         if "://" in str(directory):
             raise UsageError(
                 f"{directory} is an address, and a model is exported to a local directory; copy "
                 "it there afterwards"
             )
-        huggingface.write(
-            Path(directory),
-            self.params,
-            self.config.model,
-            head=self.config.head,
-            tokenizer=self._source.tokenizer,
-            step=self.step,
-        )
+        model, head, tokenizer = self.config.model, self.config.head, self._source.tokenizer
+        huggingface.write(Path(directory), self.params, model, head=head, tokenizer=tokenizer)
 
     def _features(self, texts: Texts, length: int | None) -> Features:
         given = _listed(texts)
@@ -306,7 +298,7 @@ def _listed(texts: Any) -> list[Any]:
 
 
 def _texts(texts: Any) -> list[str]:
-    """Returns texts, none of them a pair. Raises UsageError that names what is none."""
+    """Returns texts. Raises UsageError that names an item that is no text."""
     listed = _listed(texts)
     if not listed:
         raise UsageError("there are no texts")
@@ -326,7 +318,7 @@ def _logits(outputs: dict[str, Any]) -> dict[str, Any]:
     found = {name: array for name, array in outputs.items() if name.endswith("_logits")}
     if not found:
         raise UsageError(
-            "the model has no head, and so no logits; hidden_states() and embed() give what its "
-            "layers say"
+            "the model has no head, and so no logits; hidden_states() and embed() return the "
+            "outputs of its layers"
         )
     return found

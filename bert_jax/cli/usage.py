@@ -44,7 +44,6 @@ _MODULES = {
     "attention": "bert_jax_lab.cli.attention",
     "probe": "bert_jax_lab.cli.probe",
     "export": "bert_jax.cli.exchange.export",
-    "import": "bert_jax.cli.exchange.import_",
     "average": "bert_jax.cli.exchange.average",
     "checkpoints": "bert_jax.cli.exchange.checkpoints",
     "report": "bert_jax_lab.cli.report",

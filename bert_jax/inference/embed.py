@@ -1,4 +1,4 @@
-"""Vectors of texts, from any layer of an encoder: one a text, or one a token."""
+"""Vectors of texts, from any layer of an encoder: one per text, or one per token."""
 
 import dataclasses
 import numbers
@@ -27,14 +27,14 @@ POOLINGS = (*sentence_transformers.POOLINGS, "none")
 
 
 def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """A NumPy archive that appears whole."""
+    """Writes a NumPy archive that appears whole."""
     building = path.with_name(f"{path.name}.new.npz")
     try:
         with writing(path):
             np.savez(building, **arrays)  # pyright: ignore[reportArgumentType]
         building.replace(path)
     finally:
-        building.unlink(missing_ok=True)  # of a full disk it would be the rest
+        building.unlink(missing_ok=True)  # what a full disk leaves
 
 
 def embed(
@@ -49,9 +49,9 @@ def embed(
 ) -> dict[str, np.ndarray]:
     """Returns `vectors` of the lines of a file, and `offsets`, as `vectors_of` makes them.
 
-    Lines without text have none; `lines` int64 `[N]` says which line, counted from 1, each is of,
-    and `blank_lines` int64 `[]` how many have none.
-    Raises UsageError for a file without lines.
+    Lines without text have no vector: `lines` int64 `[N]` are the numbers of the other lines,
+    counted from 1, and `blank_lines` int64 `[]` is the number of blank lines. Raises UsageError for
+    a file without lines.
     """
     # No other character ends a line, whatever str.splitlines says.
     split = read_text(texts).split("\n")
@@ -72,13 +72,13 @@ def embed(
         length=length,
         normalize=normalize,
     )
-    # What follows the last line's end is no line.
+    # The text after the last newline is no line.
     blank = len(split) - (split[-1] == "") - len(numbers)
     return arrays | {"lines": np.array(numbers, np.int64), "blank_lines": np.int64(blank)}
 
 
 def forward_of(checkpoint: LoadedCheckpoint, layers: Sequence[int]) -> Forward:
-    """Returns what computes the hidden states of some layers. Raises UsageError as `vectors_of`."""
+    """Returns the forward pass to the states of some layers. Raises UsageError as `vectors_of`."""
     depth = checkpoint.config.model.num_hidden_layers
     if not layers:
         raise UsageError("`layers` is empty; name one at least")
@@ -105,16 +105,18 @@ def vectors_of(
 ) -> dict[str, np.ndarray]:
     """Returns vectors of texts: `vectors` float32 `[N, W]`, W = width x number of layers.
 
-    `layers` count from 1 to the last one, 0 being the embeddings, negative ones from the end; the
-    outputs of several are joined. `pooling` is one of sentence-transformers' over all tokens of the
-    text but padding, [CLS] and [SEP] included ("mean" unless the directory says otherwise), or
-    "none": `[tokens, W]` of all texts one after the other, and `offsets` int64 `[N + 1]`, where
-    each begins. `normalize` makes vectors of length 1. A text of more than `length` tokens is cut,
-    with a note; by default that is what the model has positions for. What a directory of
-    sentence-transformers says counts where no argument does; chosen layers or a chosen pooling are
-    instead of its pooling and of all that follows. `forward` is `forward_of(checkpoint, layers)`,
-    which is compiled once for many calls. Raises UsageError for a layer that is not there, or a
-    length that the model has no positions for. `hidden` shows no bar.
+    `layers` count from 1 to the last layer, 0 are the embeddings, negative numbers count from the
+    end; the outputs of several layers are joined. `pooling` is one of `POOLINGS` over all tokens of
+    the text, [CLS] and [SEP] included; "none" returns `[tokens, W]` of all texts one after the
+    other, and `offsets` int64 `[N + 1]`, the beginning of each text. `normalize` makes vectors of
+    length 1. A text of more than `length` tokens is cut, with a note; by default the limit is the
+    number of positions.
+
+    For a directory of sentence-transformers, its length, prompt, pooling and further steps are the
+    defaults; given `layers` or `pooling` replace its pooling and its steps. `forward` is
+    `forward_of(checkpoint, layers)`, compiled once for many calls. `hidden` shows no bar.
+
+    Raises UsageError for a layer that the model lacks, or a length beyond its positions.
     """
     if pooling not in (None, *POOLINGS):
         raise UsageError(f"`pooling` {pooling}: choose one of {', '.join(POOLINGS)}")
@@ -147,7 +149,7 @@ def vectors_of(
             done += len(hidden_NLW)
             progress.advance(len(hidden_NLW))
     arrays = {"vectors": np.concatenate(parts)}
-    if recipe.pooling == ("none",):
+    if recipe.pooling == "none":
         arrays["offsets"] = np.concatenate([[0], np.cumsum(features.lengths)]).astype(np.int64)
     return arrays
 
@@ -165,7 +167,7 @@ def _layer_number(layer: int, depth: int) -> int:
 
 
 def lowercased(text: str) -> str:
-    """Returns a text in lower case, as the tokenizers' own normaliser has it."""
+    """Returns a text in lower case, by the normalizer of tokenizers."""
     from tokenizers.normalizers import Lowercase
 
     return Lowercase().normalize_str(text)
@@ -174,13 +176,13 @@ def lowercased(text: str) -> str:
 def _recipe_of(
     checkpoint: LoadedCheckpoint, *, is_own: bool, pooling: str | None, normalize: bool | None
 ) -> EmbeddingRecipe:
-    """Returns what the checkpoint's directory says, with what was chosen instead."""
+    """Returns the recipe of the checkpoint's directory, with the given values in its place."""
     directory, recipe = checkpoint.directory, EmbeddingRecipe()
     is_foreign = checkpoint.tokenizer != directory / TOKENIZER
     if is_foreign:
         recipe = sentence_transformers.read(directory, encoder_only=is_own)
     if is_own:
-        recipe = dataclasses.replace(recipe, pooling=(pooling or "mean",))
+        recipe = dataclasses.replace(recipe, pooling=pooling or "mean")
     if normalize is not None:
         steps = tuple(step for step in recipe.steps if step != sentence_transformers.NORMALIZE)
         added = (sentence_transformers.NORMALIZE,) * normalize
@@ -191,9 +193,8 @@ def _recipe_of(
 
 
 def _vectors(hidden_NLW: np.ndarray, lengths_N: np.ndarray, recipe: EmbeddingRecipe) -> np.ndarray:
-    """Returns the part that is kept of some rows, whose hidden states are far larger."""
-    pooled = [_pooled(hidden_NLW, lengths_N, pooling) for pooling in recipe.pooling]
-    vectors = np.concatenate(pooled, axis=-1)
+    """Returns the vectors of some rows."""
+    vectors = _pooled(hidden_NLW, lengths_N, recipe.pooling)
     for _, step in recipe.steps:
         vectors = step(vectors)
     return vectors
@@ -205,7 +206,6 @@ def _pooled(hidden_NLW: np.ndarray, lengths_N: np.ndarray, pooling: str) -> np.n
     """
     is_token_NL = np.arange(hidden_NLW.shape[1]) < lengths_N[:, None]
     where = is_token_NL[..., None]
-    counts_N1 = lengths_N[:, None].astype(np.float32)
     match pooling:
         case "none":
             return hidden_NLW[is_token_NL]
@@ -215,9 +215,4 @@ def _pooled(hidden_NLW: np.ndarray, lengths_N: np.ndarray, pooling: str) -> np.n
             return hidden_NLW[np.arange(len(lengths_N)), lengths_N - 1]
         case "max":
             return np.max(hidden_NLW, axis=1, where=where, initial=-np.inf)
-        case "weightedmean":  # the n-th token counts n times
-            weights_L1 = np.arange(1, hidden_NLW.shape[1] + 1, dtype=np.float32)[:, None]
-            total = np.sum(hidden_NLW * weights_L1, axis=1, where=where)
-            return total / (counts_N1 * (counts_N1 + 1) / 2)
-    total = np.sum(hidden_NLW, axis=1, where=where)
-    return total / (counts_N1 if pooling == "mean" else np.sqrt(counts_N1))
+    return np.sum(hidden_NLW, axis=1, where=where) / lengths_N[:, None].astype(np.float32)

@@ -1,4 +1,4 @@
-"""Fill masked words in: the quickest look at what a masked language model has learned."""
+"""Fills masked words in with the most probable tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ def probabilities_of(
         raise UsageError(f"the text has {len(row)} tokens, the model {limit} positions; shorten it")
     arrays = RowArrays(1, min(limit, -(-len(row) // 8) * 8), tokenizer)
     arrays.put(0, row, [])
-    size = forward.size(1)  # a batch lies over all devices; copies fill it
+    size = forward.size(1)  # a batch covers all devices; copies fill it
     batch = Batches(arrays.features(), size=size)(np.arange(1))
     positions = np.flatnonzero(np.array(row) == tokenizer.special.mask).astype(np.int32)
     batch["mlm_positions"] = np.tile(positions, (size, 1))

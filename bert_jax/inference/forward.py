@@ -22,31 +22,29 @@ OF_TOKENS = (
 
 
 def in_float32(config: TrainConfig) -> TrainConfig:
-    """Returns the config, computing in float32 whatever its run computes in.
+    """Returns the config with float32 in place of the compute type of its run.
 
-    Who asks a model gets what others compute from its export, where bfloat16 would differ in the
-    third digit. So `Forward` multiplies in float32, too, where a TPU or a GPU would round for it.
+    The outputs are then those of the exported model in other libraries; bfloat16 would differ in
+    the third digit. `Forward` therefore also multiplies in float32, where a TPU or GPU would round.
     """
     compute = dataclasses.replace(config.compute, dtype="float32")
     return dataclasses.replace(config, compute=compute)
 
 
 def require_finite(outputs: Any) -> None:
-    """Raises NonFinite where arrays of outputs hold what is no number: an order of such values, the
-    best of them or a share means nothing.
+    """Raises NonFinite where outputs hold NaN or infinity.
 
-    A score may be -inf: that of a sub-word that a mesh adds.
+    A score may be -inf: that of a padded row of the vocabulary.
     """
-    # The highest value is NaN where one of them is.
+    # The maximum is NaN where one value is.
     if not all(array.max(initial=-np.inf) < np.inf for array in jax.tree.leaves(outputs)):
         raise NonFinite(f"the outputs of the model are not finite: {SPOILT}")
 
 
 class Forward:
-    """Outputs of a model: one, by its name, or some of them. Compiles once for each length of a
-    batch.
+    """Computes outputs of a model: one by name, or several. Compiles once per length of a batch.
 
-    Every process gets the outputs of all rows. Sets its mesh for as long as it computes.
+    Every process gets the outputs of all rows. Sets its mesh while it computes.
     """
 
     def __init__(
@@ -58,12 +56,12 @@ class Forward:
         layers: Sequence[int] | None = None,
         mesh: Mesh | None = None,
     ):
-        """`output` is a name, or chooses from all outputs by name. `batch_size` is the most rows at
-        a time. `mesh` is the one that is set, by default.
+        """`output` is a name, or a function that chooses from all outputs by name. `batch_size` is
+        the maximum number of rows per batch. `mesh` is by default the current mesh.
 
-        `mlm_logits` are those of `mlm_positions`, where a batch has them, else of every position.
-        With `layers`, the output is the hidden states of those layers, joined: `[N, L, layers x D]`
-        from one pass; 0 is the embeddings.
+        `mlm_logits` are those of `mlm_positions` where a batch has them, else of every position.
+        With `layers`, the output is the joined hidden states of those layers, `[N, L, layers x D]`,
+        from one pass; 0 are the embeddings.
         """
         self._output = output
         self._mesh = jax.sharding.get_mesh() if mesh is None else mesh
@@ -86,15 +84,15 @@ class Forward:
                 found = jax.numpy.concatenate([states[layer] for layer in layers], axis=-1)
             else:
                 found = outputs[output] if isinstance(output, str) else output(outputs)
-            # All of it on all devices: a process can read what its own devices have.
+            # Replicated: a process can read only what its own devices hold.
             return jax.tree.map(lambda x: jax.reshard(x, jax.P()), found)
 
         self._apply = jax.jit(apply)
 
     def size(self, rows: int) -> int:
-        """Returns the size of the batches that `rows` rows come in, which the devices divide.
+        """Returns the batch size for `rows` rows, a multiple of the number of devices.
 
-        A power of two where it is less than all may be, so that few sizes are compiled.
+        A size below the maximum is a power of two, so that few sizes are compiled.
         """
         wanted = min(self._batch_size, 1 << (rows - 1).bit_length())
         return -(-wanted // self._mesh.size) * self._mesh.size
@@ -130,7 +128,7 @@ class Forward:
     ) -> Any:
         """Returns `[N, ...]`; outputs of tokens beyond a batch's length, which are padding, are 0.
 
-        `cut_short` is asked before every batch; None comes back if it says so.
+        Returns None if `cut_short`, called before every batch, returns true.
         """
         found: dict[str, np.ndarray] = {}
         done = 0

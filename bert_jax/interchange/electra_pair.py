@@ -1,7 +1,7 @@
-"""The two models of replaced-token detection: as one here, as two directories elsewhere.
+"""Splits and joins the two models of replaced-token detection, which are two directories elsewhere.
 
-The discriminator's directory has the generator's inside it. Each loads on its own; read together
-they are one model again, whose shared tables are there once.
+The discriminator's directory contains the generator's. Each loads alone; read together, they are
+one model with a single copy of the shared tables.
 """
 
 import dataclasses
@@ -11,57 +11,55 @@ import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.errors import UsageError, brief
-from bert_jax.interchange.name_map import ImportedModel, leaves
+from bert_jax.interchange.name_map import Foreign, leaves
 from bert_jax.model.bert import Params
 from bert_jax.model.heads.replaced_token import GENERATOR_HEAD, SHARED, generator_params, own_params
 
-# Of the generator, within the discriminator's directory.
+# The generator's folder in the discriminator's directory.
 FOLDER = "generator"
-# Ours, in the generator's `config.json`; others ignore it.
+# Our key in the generator's `config.json`; other readers ignore it.
 SHARING = "embedding_sharing"
 
 
 class Network(NamedTuple):
-    """A model that has a directory of its own, and the trees that are written there."""
+    """A model that is written to its own directory."""
 
     folder: str
     model: ModelConfig
     head: HeadConfig
-    trees: tuple[Any, ...]
-    # Beside what every model has in its `config.json`.
+    params: Any
+    # Further keys of `config.json`.
     facts: dict[str, Any]
 
 
-def split(model: ModelConfig, head: HeadConfig, trees: tuple[Params, ...]) -> list[Network]:
+def split(model: ModelConfig, head: HeadConfig, params: Params | None) -> list[Network]:
     """Returns the models to write: one, or two where there is a generator.
 
-    `trees` are the parameters, and moments in the same form.
+    Without `params` the networks have none either.
     """
     if "generator" not in head.parts:
-        return [Network("", model, head, trees, {})]
+        return [Network("", model, head, params, {})]
     parts = tuple(part for part in head.parts if part != "generator")
-    without = tuple({name: tree[name] for name in ("encoder", *parts)} for tree in trees)
-    discriminator = model.with_generator_of(ModelConfig())
-    generators = tuple(generator_params(tree, model) for tree in trees)
+    without = params and {name: params[name] for name in ("encoder", *parts)}
+    generator = params and generator_params(params, model)
+    facts = {SHARING: model.embedding_sharing}
     return [
-        Network("", discriminator, dataclasses.replace(head, parts=parts), without, {}),
         Network(
-            FOLDER,
-            model.generator(),
-            GENERATOR_HEAD,
-            generators,
-            {SHARING: model.embedding_sharing},
+            "",
+            model.with_generator_of(ModelConfig()),
+            dataclasses.replace(head, parts=parts),
+            without,
+            {},
         ),
+        Network(FOLDER, model.generator(), GENERATOR_HEAD, generator, facts),
     ]
 
 
-def join(
-    found: ImportedModel, generator: ImportedModel, *, declared: Any, source: str
-) -> ImportedModel:
-    """Returns both as one model. `declared` is what the generator's config says of sharing; without
-    it, all is shared that is equal.
+def join(found: Foreign, generator: Foreign, *, declared: Any, source: str) -> Foreign:
+    """Returns both as one model. `declared` is the sharing in the generator's config; without it,
+    all equal tables are shared.
 
-    Raises UsageError if the generator at `source` is none that the discriminator could have here.
+    Raises UsageError if the generator at `source` cannot be this discriminator's.
     """
     wide, narrow = found.model, generator.model
     there = _shared(found.params, generator.params)
@@ -86,27 +84,18 @@ def join(
     ]
     if differing:
         raise UsageError(f"{source} is no generator of this model: {'; '.join(differing)}")
-    moments = None
-    if found.moments is not None and generator.moments is not None:
-        first, second = (
-            {**one, "generator": own_params(two, model.embedding_sharing)}
-            for one, two in zip(found.moments, generator.moments, strict=True)
-        )
-        moments = (first, second)
     own = own_params(generator.params, model.embedding_sharing)
     return dataclasses.replace(
         found,
         model=model,
         head=dataclasses.replace(found.head, parts=("generator", *found.head.parts)),
         params={**found.params, "generator": own},
-        moments=moments,
-        step=found.step if moments is not None else 0,
         missing=(*found.missing, *generator.missing),
     )
 
 
 def _shared(params: Params, generator: Params) -> str:
-    """Returns the most that the two networks can share: whose tables are equal."""
+    """Returns the most that the two networks can share: the tables that are equal."""
     ours, theirs = (dict(leaves(tree["encoder"]["embeddings"])) for tree in (params, generator))
 
     def equal(name: str) -> bool:

@@ -1,14 +1,12 @@
-"""EuroBERT's directories (transformers 5 `modeling_eurobert.py`): Llama's block and names, with
-attention to both sides.
-"""
+"""EuroBERT (transformers 5 `modeling_eurobert.py`): Llama's block and names, bidirectional."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.errors import UsageError, brief
-from bert_jax.interchange.family import Dialect, Family, checked, is_plain_rotation
+from bert_jax.interchange.family import ACTIVATIONS, Family, Item, same
+from bert_jax.interchange.layer_kinds import agreed, theta_of
 from bert_jax.interchange.name_map import NameMap
 
 NAMES = NameMap(
@@ -34,121 +32,42 @@ NAMES = NameMap(
     },
     layer_prefix="model.layers.{}.",
 )
-
-# Of configuration_eurobert.py.
-_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 128_256,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "hidden_act": "silu",
-    "max_position_embeddings": 8192,
-    "initializer_range": 0.02,
-    "rms_norm_eps": 1e-5,
-    "attention_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "classifier_pooling": "late",
-}
-_POOLINGS = {"bos": "cls", "mean": "mean", "late": "late"}
-_THETA = 10_000.0
+# Keys with a single value.
+CONSTANTS = {"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
 
 
-class EuroBert(Dialect):
-    # What a config without a field means.
-    defaults: Mapping[str, Any] = _DEFAULTS
-    # Their name of what a classifier of texts reads -> ours.
-    poolings: Mapping[str, str] = _POOLINGS
-
-    def rotation(self, theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
-        """Returns the fields of ours about thetas."""
-        return {"rope_theta": _theta(theirs, path)}
-
-    def rotation_of(self, model: ModelConfig) -> dict[str, Any]:
-        """Returns the fields of theirs about thetas."""
-        # The second is what the code on the hub reads, from before transformers had the class.
-        return {
-            "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
-            "rope_theta": model.rope_theta,
-        }
-
-    def to_ours(self, theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
-        values = checked(theirs, self.defaults, path)
-        heads, width = values["num_attention_heads"], values["hidden_size"]
-        more = checked(
-            {name: value for name, value in theirs.items() if value is not None},
-            {"num_key_value_heads": heads, "head_dim": width // max(heads, 1)},
-            path,
-        )
-        for name in ("attention_bias", "mlp_bias"):
-            if values.pop(name):
-                raise UsageError(f"{path}: {name} is true, which is not supported")
-        if more["head_dim"] * heads != width:
-            raise UsageError(
-                f"{path}: head_dim is {more['head_dim']}; bert-jax has heads of hidden_size over "
-                "num_attention_heads"
-            )
-        grouped = more["num_key_value_heads"]
-        if values["classifier_pooling"] not in self.poolings:
-            raise UsageError(
-                f"{path}: classifier_pooling is {brief(values['classifier_pooling'])}; expected "
-                f"one of {', '.join(self.poolings)}"
-            )
-        values["classifier_pooling"] = self.poolings[values["classifier_pooling"]]
-        values["layer_norm_eps"] = values.pop("rms_norm_eps")
-        values["num_key_value_heads"] = 0 if grouped == heads else grouped
-        values |= self.rotation(theirs, path)
-        no_dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-        return {**values, **no_dropout}
-
-    def to_theirs(self, model: ModelConfig) -> dict[str, Any]:
-        ours = {name: name for name in self.defaults} | {"rms_norm_eps": "layer_norm_eps"}
-        written = {name: getattr(model, n) for name, n in ours.items() if hasattr(model, n)}
-        theirs = {ours: name for name, ours in self.poolings.items()}
-        return written | {
-            "classifier_pooling": theirs[model.classifier_pooling],
-            "num_key_value_heads": model.num_key_value_heads or model.num_attention_heads,
-            "head_dim": model.hidden_size // model.num_attention_heads,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "attention_dropout": 0.0,
-            **self.rotation_of(model),
-        }
-
-    def problem(self, model: ModelConfig) -> str:
-        return ""
+def _read(theirs: Mapping[str, Any], found: dict[str, Any], path: Path) -> dict[str, Any]:
+    tables = {
+        name: theirs[name] for name in ("rope_parameters", "rope_scaling") if theirs.get(name)
+    }
+    tables["rope_theta"] = {"rope_theta": theirs.get("rope_theta")}
+    thetas = {name: theta_of(table, name, path) for name, table in tables.items()}
+    return {"rope_theta": agreed(thetas, path) or 10_000.0}
 
 
-def _theta(theirs: Mapping[str, Any], path: Path) -> float:
-    tables = {n: theirs[n] for n in ("rope_parameters", "rope_scaling") if theirs.get(n)}
-    for name, rotation in tables.items():
-        if not is_plain_rotation(rotation):
-            raise UsageError(f"{path}: {name} is {brief(rotation)}; only rope_type default")
-    found = [each["rope_theta"] for each in (*tables.values(), theirs) if "rope_theta" in each]
-    if others := [theta for theta in found if theta != found[0]]:
-        raise UsageError(
-            f"{path}: rope_theta is {brief(others[0])}, but {next(iter(tables))} says "
-            f"{brief(found[0])}; remove the one that is wrong"
-        )
-    return checked({"rope_theta": (*found, _THETA)[0]}, {"rope_theta": _THETA}, path)["rope_theta"]
+def _write(model: ModelConfig) -> dict[str, Any]:
+    # The code on the hub, from before transformers had the class, reads the second key.
+    rotation = {"rope_type": "default", "rope_theta": model.rope_theta}
+    return CONSTANTS | {"rope_parameters": rotation, "rope_theta": model.rope_theta}
 
 
 FAMILY = Family(
     base="model",
     names=NAMES,
     class_prefix="EuroBert",
-    pooler_act="gelu",
-    poolings=tuple(_POOLINGS.values()),
-    classes={
-        "ForSequenceClassification": ("pooler", "sequence_classifier"),
-        "ForTokenClassification": ("token_classifier",),
-        "ForMaskedLM": ("mlm",),
-        "Model": (),
+    # transformers configuration_eurobert.py
+    keys={
+        **same(vocab_size=128_256, hidden_size=768, intermediate_size=3072),
+        **same(num_hidden_layers=12, num_attention_heads=12),
+        "hidden_act": Item("hidden_act", "silu", ACTIVATIONS),
+        **same(max_position_embeddings=8192, initializer_range=0.02),
+        "rms_norm_eps": Item("layer_norm_eps", 1e-5),
+        **same(tie_word_embeddings=False),
+        "classifier_pooling": Item(
+            "classifier_pooling", "late", {"bos": "cls", "mean": "mean", "late": "late"}
+        ),
+        **same(num_key_value_heads=None, head_dim=None),
     },
-    bare=frozenset(),
-    token_ids={"bos_token_id": "cls", "eos_token_id": "sep", "mask_token_id": "mask"},
-    fields=("classifier_pooling", "num_key_value_heads", "rope_theta", "tie_word_embeddings"),
     fixed={
         "position_embedding_type": "rotary",
         "norm_placement": "pre",
@@ -160,6 +79,12 @@ FAMILY = Family(
         "masked_lm_transform": False,
         "decoder_bias": False,
     },
-    positions={},
-    dialect=EuroBert(),
+    refused=("attention_bias", "mlp_bias"),
+    dropouts=("attention_dropout",),
+    token_ids={"bos_token_id": "cls", "eos_token_id": "sep", "mask_token_id": "mask"},
+    fields=("rope_theta",),
+    read=_read,
+    write=_write,
+    writes_num_labels=True,
+    pooler_act="gelu",
 )

@@ -1,13 +1,11 @@
-"""Hugging Face directories, both ways: `config.json`, `model.safetensors` and the tokenizer.
+"""Reads and writes Hugging Face directories: `config.json`, `model.safetensors`, the tokenizer.
 
-Read and written with `safetensors`: no torch, nothing unpickled. What is written loads as the
-class that `config.json` names, of the family that is asked for (`registry.FAMILIES`); what is read
-may be of any of these classes.
+Safetensors only: no torch, nothing unpickled. A directory loads as the class that its `config.json`
+names, of one of `registry.FAMILIES`.
 """
 
 import dataclasses
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,44 +18,60 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.interchange import (
     electra_pair,
+    families,
     huggingface_config,
     name_map,
     safetensors_files,
     second_look,
 )
-from bert_jax.interchange import huggingface_names as names
+from bert_jax.interchange.families import BERT_FAMILY
 from bert_jax.interchange.family import Family, class_of, declared_parts
-from bert_jax.interchange.name_map import ImportedModel, NameMap
+from bert_jax.interchange.name_map import Foreign, NameMap
 from bert_jax.registry import FAMILIES, PARTS
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = safetensors_files.WEIGHTS, safetensors_files.INDEX
-# Ours: Adam's moments and the step, in a file that other readers ignore.
-MOMENTS = "moments.safetensors"
 
 _HINT = "is this a model directory?"
+_PRETRAINED = {"pooler", "mlm", "nsp"}
+_PRETRAINING_HEADS = {"mlm", "nsp", "discriminator"}
 
 
-def tensor_names(config: ModelConfig, head: HeadConfig | None = None) -> dict[str, str]:
-    """Returns our dotted path of every parameter -> the name Hugging Face's BERT gives it, or the
-    family that it is of. Parts without a name there are left out.
+def to_tensors(params: Any, family: Family = BERT_FAMILY, *, pad: int = 0) -> dict[str, np.ndarray]:
+    """Returns the tensors of a file, by name, for parameters or gradients. `pad` is the id of
+    padding.
     """
-    head = head or HeadConfig()
-    family = FAMILIES[names.family_of(config, head, pair_separators=1)]
-    table = family.names_with(head.parts)
-    named = tuple(part for part in head.parts if part in table.roots)
-    found = table.names(config, dataclasses.replace(head, parts=named))
-    return {".".join(path): name for path, name in found.items()}
+    return family.to_tensors(params, pad=pad)
 
 
-def to_tensors(
-    params: Any, family: Family = names.BERT_FAMILY, *, pad: int = 0
-) -> dict[str, np.ndarray]:
-    """Returns their name -> tensor in their layout, of parameters or of gradients. `pad` is the id
-    of padding.
+def refusal(config: ModelConfig, head: HeadConfig) -> str:
+    """Returns why no class of transformers computes a model; "" where one does."""
+    try:
+        family = FAMILIES[families.family_of(config, head, pair_separators=1)]
+        for network in electra_pair.split(config, head, None):
+            family.require_expressible(network.model, network.head)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def with_classifier(config: ModelConfig, head: HeadConfig, of_task: HeadConfig) -> HeadConfig:
+    """Returns the head of a task in the form of the classes of a model's family.
+
+    A pooler in `head` keeps its activation.
     """
-    tensors = family.join(family.names_with(params).to_tensors(params))
-    return family.with_rows(tensors, family.unused_rows(pad))
+    masked_lm = HeadConfig(parts=("mlm",))
+    family = FAMILIES[families.family_of(config, masked_lm, pair_separators=1)]
+    if refusal(config, masked_lm):
+        family = BERT_FAMILY
+    act = family.pooler_act_of(config)
+    if "pooler" in head.parts:
+        act = head.pooler_act
+    elif "discriminator" in head.parts or (
+        head.pooler_act == "gelu" and family.pooler_act is not None
+    ):
+        act = "gelu"  # of an ELECTRA
+    return dataclasses.replace(of_task, pooler_act=act, transform=family.transform)
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -70,111 +84,73 @@ def write(
     *,
     tokenizer: Path,
     head: HeadConfig | None = None,
-    moments: tuple[Any, Any] | None = None,
-    step: int = 0,
     dtype: str = "float32",
     max_file_bytes: int = safetensors_files.MAX_FILE_BYTES,
     model_type: str | None = None,
 ) -> str:
-    """Writes parameters and the tokenizer directory as a new Hugging Face directory; returns its
+    """Writes parameters and the tokenizer as a new Hugging Face directory; returns its
     `model_type`.
 
-    `model_type` is one of `registry.FAMILIES`; None leaves the choice to `names.family_of`. The
-    directory appears whole or not at all. `dtype` is "float32", "float16" or "bfloat16";
-    `moments` are always float32. Raises UsageError if it exists and is not empty, if the family
-    has no name for a part, or if a value is beyond the range of `dtype`.
+    `model_type` is one of `registry.FAMILIES`, by default that of `families.family_of`. `dtype` is
+    "float32", "float16" or "bfloat16". The directory appears whole or not at all. Raises UsageError
+    if it exists and is not empty, if the family cannot express the model, or if a value is beyond
+    the range of `dtype`.
     """
     head = head or HeadConfig()
     sub_words = load_tokenizer(tokenizer)
     separators = sub_words.pair_separators
-    model_type = model_type or names.family_of(config, head, pair_separators=separators)
+    model_type = model_type or families.family_of(config, head, pair_separators=separators)
     family = FAMILIES[model_type]
-    networks = electra_pair.split(config, head, (params, *(moments or ())))
+    networks = electra_pair.split(config, head, params)
     for network in networks:
         family.require_expressible(network.model, network.head)
     with name_map.new_directory(directory) as building:
         for network in networks:
             place = building / network.folder
             place.mkdir(exist_ok=True)
-            _write_network(place, network, model_type, sub_words, step, dtype, max_file_bytes)
+            tensors = _tensors_of(network, family, pad=sub_words.special.pad)
+            halved = {name: safetensors_files.cast(name, t, dtype) for name, t in tensors.items()}
+            safetensors_files.write_tensors(place, halved, max_file_bytes=max_file_bytes)
+            _write_config(place, network, model_type, sub_words, dtype)
     return model_type
 
 
-def refusal(config: ModelConfig, head: HeadConfig) -> str:
-    """Returns why no class of transformers computes a model; nothing where one does."""
-    try:
-        family = FAMILIES[names.family_of(config, head, pair_separators=1)]
-        for network in electra_pair.split(config, head, ()):
-            family.require_expressible(network.model, network.head)
-    except UsageError as error:
-        return str(error)
-    return ""
-
-
-def with_classifier(config: ModelConfig, head: HeadConfig, of_task: HeadConfig) -> HeadConfig:
-    """Returns the head of a task as the classes of a model's family have it.
-
-    A pooler that is there, in `head`, stays what it is.
-    """
-    masked_lm = HeadConfig(parts=("mlm",))
-    family = FAMILIES[names.family_of(config, masked_lm, pair_separators=1)]
-    if refusal(config, masked_lm):
-        family = names.BERT_FAMILY
-    act = family.pooler_act_of(config)
-    if "pooler" in head.parts:
-        act = head.pooler_act
-    elif "discriminator" in head.parts or (
-        head.pooler_act == "gelu" and family.pooler_act is not None
-    ):
-        act = "gelu"  # an ELECTRA's
-    return dataclasses.replace(of_task, pooler_act=act, transform=family.transform)
-
-
-def _write_network(
-    building: Path,
-    network: electra_pair.Network,
-    model_type: str,
-    sub_words: Tokenizer,
-    step: int,
-    dtype: str,
-    max_file_bytes: int,
-) -> None:
-    """Writes one model into a directory that is there."""
-    _, config, head, (params, *moments), facts = network
-    family, pad = FAMILIES[model_type], sub_words.special.pad
-    tensors = to_tensors(params, family, pad=pad)
+def _tensors_of(
+    network: electra_pair.Network, family: Family, *, pad: int
+) -> dict[str, np.ndarray]:
+    """Returns the tensors of a file, with those that the class has besides our parameters."""
+    config = network.model
+    tensors = family.to_tensors(network.params, pad=pad)
     if family.sinusoids:
-        tensors[family.sinusoids] = names.sinusoids(config)
+        tensors[family.sinusoids] = families.sinusoids(config)
     if config.position_embedding_type.startswith("relative_key"):
-        # Their class makes a table that it never reads, and says so of each file without it.
+        # The class has this table and never reads it; without it transformers 4 reports each file.
         table = np.zeros((config.max_position_embeddings, config.table_size), np.float32)
         tensors[family.position_table] = table
     mlm, decoder = (family.names.fixed.get(name) for name in ("mlm", "mlm.decoder"))
     if f"{decoder}.weight" in tensors and f"{mlm}.bias" in tensors:
-        # Not tied, transformers 5 computes with a bias under this name, and 4 with either.
+        # Untied, transformers 5 reads the bias under this name, and 4 under either.
         tensors[f"{decoder}.bias"] = tensors[f"{mlm}.bias"]
-    if class_of(head.parts) == "Model":
-        base = f"{family.base}."
-        tensors = {name.removeprefix(base): tensor for name, tensor in tensors.items()}
-    halved = {name: safetensors_files.cast(name, tensor, dtype) for name, tensor in tensors.items()}
-    safetensors_files.write_tensors(building, halved, max_file_bytes=max_file_bytes)
-    if moments:
-        both = {
-            f"{kind}.{name}": tensor
-            for kind, tree in zip(("adam_m", "adam_v"), moments, strict=True)
-            for name, tensor in to_tensors(tree, family, pad=pad).items()
-        }
-        safetensors_files.write_file(building / MOMENTS, both, step=str(step))
-    described = (
-        huggingface_config.config_of(config, head, dtype=dtype, pad=pad, model_type=model_type)
-        | facts
+    if class_of(network.head.parts) == "Model":
+        return {name.removeprefix(f"{family.base}."): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def _write_config(
+    place: Path, network: electra_pair.Network, model_type: str, sub_words: Tokenizer, dtype: str
+) -> None:
+    """Writes `config.json` and the tokenizer."""
+    config, head, special = network.model, network.head, sub_words.special
+    described = huggingface_config.config_of(
+        config, head, dtype=dtype, pad=special.pad, model_type=model_type
     )
-    described |= {n: getattr(sub_words.special, role) for n, role in family.token_ids.items()}
+    described |= network.facts
+    described |= {n: getattr(special, role) for n, role in FAMILIES[model_type].token_ids.items()}
     text = json.dumps(described, indent=2, ensure_ascii=False)
-    (building / CONFIG).write_text(text + "\n", encoding="utf-8")
-    # The longest input is the model's to say, not the tokenizer's.
+    (place / CONFIG).write_text(text + "\n", encoding="utf-8")
+    # The model and not the tokenizer determines the longest input.
     sub_words.save(
-        building,
+        place,
         model_max_length=config.max_position_embeddings,
         segments=max(1, config.type_vocab_size),
         is_for_words="token_classifier" in head.parts,
@@ -185,19 +161,19 @@ def _write_network(
 
 
 def is_directory(path: Path) -> bool:
-    """Returns whether `path` looks like a Hugging Face model rather than a workdir of ours."""
+    """Returns whether `path` looks like a Hugging Face model."""
     return any((path / name).exists() for name in (WEIGHTS, INDEX, CONFIG))
 
 
 def read(
     directory: Path, *, allow_missing_heads: bool = False, ignore_unexpected: Sequence[str] = ()
-) -> ImportedModel:
-    """Returns the model of a directory, with the parts that its config names and those it holds
-    besides, and the generator that lies inside it (electra_pair.py).
+) -> Foreign:
+    """Returns the model of a directory, with the parts that its config names and those that its
+    file has, and the generator in the directory (electra_pair.py).
 
-    Raises UsageError if it is no BERT we can run, or lists the tensors that are missing, extra or
-    misshapen. With `allow_missing_heads`, heads that are not whole are left out; extra tensors
-    that `ignore_unexpected` matches are ignored.
+    With `allow_missing_heads`, incomplete heads are left out; extra tensors that match
+    `ignore_unexpected` are ignored. Raises UsageError if we cannot run the model, or lists the
+    tensors that are missing, extra or misshapen.
     """
     options = {"allow_missing_heads": allow_missing_heads, "ignore_unexpected": ignore_unexpected}
     found, inside = _read_network(directory, **options), directory / electra_pair.FOLDER
@@ -210,114 +186,99 @@ def read(
 
 def _read_network(
     directory: Path, *, allow_missing_heads: bool, ignore_unexpected: Sequence[str]
-) -> ImportedModel:
-    """Returns the model of one directory, and nothing that lies inside it."""
-    theirs = name_map.read_json(directory / CONFIG, hint=_HINT)
-    model = huggingface_config.model_of(theirs, directory / CONFIG)
-    family = huggingface_config.family_of(theirs, directory / CONFIG)
+) -> Foreign:
+    """Returns the model of one directory, without the generator in it."""
+    path, source = directory / CONFIG, str(directory)
+    theirs = name_map.read_json(path, hint=_HINT)
+    model = huggingface_config.model_of(theirs, path)
+    family = huggingface_config.family_of(theirs, path)
     tensors = second_look.renamed(
         safetensors_files.read(directory),
         family,
-        source=str(directory),
+        source=source,
         ignore_unexpected=ignore_unexpected,
     )
-    tensors, model = second_look.output_normalized(tensors, family, model, source=str(directory))
-    tensors = family.split(tensors)
-    classes = huggingface_config.architectures(theirs, directory / CONFIG)
-    declared = declared_parts(classes, family)
+    tensors, model = second_look.output_normalized(tensors, family, model, source=source)
+    tensors = family.from_tensors(tensors, family.unused_rows_of(theirs, path))
+    declared = declared_parts(huggingface_config.architectures(theirs, path), family)
     if theirs.get("add_pooling_layer") is False:
         declared -= {"pooler"}
-    classifier = _classifier(family, declared, tensors)
-    table = _table(family, classifier, declared, tensors)
-    unused = family.unused_rows_of(theirs, directory / CONFIG)
-    tensors = family.without_rows(tensors, unused)
-    # Before any classifier there stands what elsewhere would be a pooler, by the same names.
-    is_one = family.transform and table is family.pooled_names
-    held = set() if is_one else table.parts(tensors, classifier=classifier)
-    # The hub's BertForMaskedLM keep the pooler and the next-sentence head of their pre-training;
-    # a task's head, though, is there because the class says so.
+    table, classifier = _table(family, declared, tensors)
+    # Before a classifier with a transform, the names of the pooler are those of the transform.
+    transform = family.transform and table is family.pooled_names
+    held = set() if transform else table.parts(tensors, classifier=classifier)
+    # BertForMaskedLM of the hub keep the pooler and the next-sentence head of their pre-training;
+    # a classifier is there only if the class has it.
     parts = declared | (held & _PRETRAINED if declared else held)
     labels: tuple[str, ...] = ()
     if classifier in parts:
         weight = tensors.get(f"{table.fixed[classifier]}.weight")
         outputs = len(weight) if weight is not None and weight.ndim else None
-        labels = huggingface_config.labels(theirs, directory / CONFIG, outputs=outputs)
+        labels = huggingface_config.labels(theirs, path, outputs=outputs)
+    act = HeadConfig.pooler_act if parts & _PRETRAINING_HEADS else family.pooler_act_of(model)
     head = HeadConfig(
         parts=tuple(part for part in PARTS.names() if part in parts),
         labels=labels,
-        # A model of a task, or one that is to become one, stays of its family.
-        pooler_act=(
-            HeadConfig.pooler_act if parts & _PRETRAINING_HEADS else family.pooler_act_of(model)
-        ),
-        transform=is_one,
+        pooler_act=act,
+        transform=transform,
     )
     if problem := family.misreads(model, head):
-        raise UsageError(f"{directory / CONFIG}: {problem}; bert-jax computes only one of the two")
-    checked = HeadConfig(parts=()) if allow_missing_heads else head
-    _require_sizes(tensors, table, model, checked, directory / CONFIG)
+        raise UsageError(f"{path}: {problem}; bert-jax computes only one of the two")
+    try:
+        validate_model(model, head)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    _require_sizes(tensors, table, model, None if allow_missing_heads else head, path)
     ignored = [family.sinusoids]
-    if table is family.pooled_names:  # some keep the pooler that its classifier replaces
+    if table is family.pooled_names:  # some files keep the pooler that the classifier replaces
         ignored += [f"{family.base}.pooler.dense.{leaf}" for leaf in ("weight", "bias")]
-    if model.position_embedding_type != "learned":  # their class makes a table, and leaves it
+    if model.position_embedding_type != "learned":  # the class has a table that it does not read
         ignored.append(family.position_table)
-    foreign = name_map.collect(
+    return name_map.collect(
         tensors,
         table,
-        model=validate_model(model, head),
+        model=model,
         head=head,
-        source=str(directory),
+        source=source,
         described_by=CONFIG,
         redundant=ignored,
         allow_missing_heads=allow_missing_heads,
         ignore_unexpected=ignore_unexpected,
     )
-    return _with_moments(foreign, directory, table, family, unused)
 
 
-def read_config(directory: Path) -> ModelConfig:
-    """Returns the encoder of a directory's `config.json`; raises UsageError if it is none we can
-    run.
-    """
-    model = huggingface_config.model_of(
-        name_map.read_json(directory / CONFIG, hint=_HINT), directory / CONFIG
-    )
-    return validate_model(model, HeadConfig())
+def _table(
+    family: Family, declared: set[str], tensors: dict[str, np.ndarray]
+) -> tuple[NameMap, str]:
+    """Returns the names of a file, and which classifier BERT's name `classifier` means."""
+    classifier = "token_classifier"
+    has_dense = family.pooled_classifier in tensors or "bert.pooler.dense.weight" in tensors
+    if (declared or has_dense) and "token_classifier" not in declared:
+        classifier = "sequence_classifier"
+    is_pooled = {classifier, "span_classifier"} & family.pooled_parts & declared
+    has_own = classifier == "sequence_classifier" and family.pooled_classifier in tensors
+    pooled = family.pooled_names if is_pooled or has_own else None
+    return pooled or family.names, classifier
 
 
 def declared_pad(directory: Path) -> int | None:
-    """Returns the id of padding that a directory's `config.json` names, if it names one."""
+    """Returns the id of padding in a directory's `config.json`, if it has one."""
     if not (directory / CONFIG).is_file():
         return None
     pad = name_map.read_json(directory / CONFIG, hint=_HINT).get("pad_token_id")
     return pad if isinstance(pad, int) and not isinstance(pad, bool) else None
 
 
-_PRETRAINED = {"pooler", "mlm", "nsp"}
-_PRETRAINING_HEADS = {"mlm", "nsp", "discriminator"}
-
-
-def _classifier(family: Family, declared: set[str], tensors: dict[str, np.ndarray]) -> str:
-    """Returns which of the two that BERT calls `classifier` is meant: class or pooler say so."""
-    if "token_classifier" in declared:
-        return "token_classifier"
-    if declared or family.pooled_classifier in tensors or "bert.pooler.dense.weight" in tensors:
-        return "sequence_classifier"
-    return "token_classifier"
-
-
-def _table(
-    family: Family, classifier: str, declared: set[str], tensors: dict[str, np.ndarray]
-) -> NameMap:
-    pooled = {classifier, "span_classifier"} & family.pooled_parts & declared
-    is_sequence = classifier == "sequence_classifier" and family.pooled_classifier in tensors
-    return family.pooled_names if family.pooled_names and (pooled or is_sequence) else family.names
-
-
 def _require_sizes(
-    tensors: dict[str, np.ndarray], table: NameMap, model: ModelConfig, head: HeadConfig, path: Path
+    tensors: dict[str, np.ndarray],
+    table: NameMap,
+    model: ModelConfig,
+    head: HeadConfig | None,
+    path: Path,
 ) -> None:
     """Raises UsageError, with the right value, if the config at `path` gives another size of the
-    vocabulary or number of labels than the tensors have, or an output matrix that is not there.
+    vocabulary or number of labels than the tensors have, or a missing output matrix. Without
+    `head`, only the vocabulary is checked.
     """
     words = tensors.get(f"{table.fixed['encoder.embeddings.word']}.weight")
     is_table = words is not None and words.ndim == 2 and words.shape[1] == model.table_size
@@ -326,47 +287,18 @@ def _require_sizes(
             f"{path}: vocab_size is {model.vocab_size}, but the word embedding has {len(words)} "
             f"rows; set vocab_size to {len(words)}"
         )
-    labels = max(len(head.labels), 1)
-    for part in {"sequence_classifier", "token_classifier"} & {*head.parts}:
+    parts, count = (set(head.parts), max(len(head.labels), 1)) if head else (set(), 0)
+    for part in {"sequence_classifier", "token_classifier"} & parts:
         weight = tensors.get(f"{table.fixed[part]}.weight")
-        if weight is not None and weight.ndim == 2 and len(weight) not in (0, labels):
+        if weight is not None and weight.ndim == 2 and len(weight) not in (0, count):
             raise UsageError(
-                f"{path}: id2label and num_labels give {labels} outputs, but "
+                f"{path}: id2label and num_labels give {count} outputs, but "
                 f"{table.fixed[part]}.weight has {len(weight)}; remove id2label and label2id, and "
                 f"set num_labels to {len(weight)}"
             )
     decoder = f"{table.fixed.get('mlm.decoder')}.weight"
-    if "mlm" in head.parts and not model.tie_word_embeddings and decoder not in tensors:
+    if "mlm" in parts and not model.tie_word_embeddings and decoder not in tensors:
         raise UsageError(
             f"{path}: tie_word_embeddings is false, but there is no {decoder}; set "
             "tie_word_embeddings to true if the output uses the word embedding"
         )
-
-
-def _with_moments(
-    foreign: ImportedModel, directory: Path, table: NameMap, family: Family, unused: int
-) -> ImportedModel:
-    path = directory / MOMENTS
-    if not path.is_file() or foreign.missing:
-        return foreign
-    tensors, metadata = safetensors_files.read_file(path)
-    trees = [
-        name_map.collect(
-            family.without_rows(
-                family.split(
-                    {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)}
-                ),
-                unused,
-            ),
-            table,
-            model=foreign.model,
-            head=foreign.head,
-            source=str(path),
-            described_by=CONFIG,
-        ).params
-        for kind in ("adam_m.", "adam_v.")
-    ]
-    step = metadata.get("step", "")
-    if not re.fullmatch("[0-9]{1,10}", step) or int(step) > name_map.LAST_STEP:
-        raise UsageError(f"{path} has no step in its metadata; was it written by bert-jax export?")
-    return dataclasses.replace(foreign, moments=(trees[0], trees[1]), step=int(step))

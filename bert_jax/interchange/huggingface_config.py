@@ -1,67 +1,63 @@
-"""`config.json` of Hugging Face's directories, both ways, and checked."""
+"""Reads and writes `config.json` of Hugging Face's directories."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config import HeadConfig, ModelConfig, from_dict
 from bert_jax.errors import UsageError, brief
-from bert_jax.interchange import name_map
-from bert_jax.interchange.family import Family, class_of
+from bert_jax.interchange.family import PAD, Family, class_of
+from bert_jax.progress import note_once
 from bert_jax.registry import FAMILIES
 
-# Spellings of activations in their configs.
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_new",
-    "gelu_pytorch_tanh": "gelu_new",
-    "gelu_fast": "gelu_new",
-    "silu": "silu",
-    "swish": "silu",
-}
-# A name is made for each.
+# Keys of models that are no encoders.
+_REFUSED = ("is_decoder", "add_cross_attention")
+# A name is made for each label.
 _MOST_LABELS = 1_000_000
 
 
 def config_of(
-    config: ModelConfig,
+    model: ModelConfig,
     head: HeadConfig | None = None,
     *,
     dtype: str = "float32",
     pad: int = 0,
     model_type: str = "bert",
 ) -> dict[str, Any]:
-    """Returns the content of `config.json`: our model fields carry their names."""
+    """Returns the content of `config.json`. `pad` is the id of padding."""
     head = head or HeadConfig()
-    family, kind = FAMILIES[model_type], config.position_embedding_type
-    described = {
+    family = FAMILIES[model_type]
+    # Fields that their keys give in another form.
+    derived = {
+        "pad_token_id": pad,
+        "max_position_embeddings": model.max_position_embeddings + family.unused_rows(pad),
+        "embedding_size": model.table_size,
+        "num_key_value_heads": model.num_key_value_heads or model.num_attention_heads,
+        "head_dim": model.hidden_size // model.num_attention_heads,
+    }
+    described: dict[str, Any] = {
         "architectures": [f"{family.class_prefix}{class_of(head.parts)}"],
         "model_type": model_type,
     }
-    if family.dialect is not None:
-        described |= {**family.dialect.to_theirs(config), "pad_token_id": pad}
-    else:
-        described |= {name: getattr(config, name) for name in name_map.MODEL_FIELDS}
-        described["max_position_embeddings"] += family.unused_rows(pad)
-        described["pad_token_id"] = pad
-        if family.positions:
-            described["position_embedding_type"] = family.positions[kind]
-        if "embedding_size" in family.fields:
-            described["embedding_size"] = config.table_size
-    described |= {"tie_word_embeddings": config.tie_word_embeddings, "torch_dtype": dtype}
+    for name, key in family.keys.items():
+        value = derived[key.field] if key.field in derived else getattr(model, key.field)
+        described[name] = key.write(value)
+    if family.write is not None:
+        described |= family.write(model)
+    described.setdefault("pad_token_id", pad)
+    described["torch_dtype"] = dtype
     if {"sequence_classifier", "token_classifier"} & set(head.parts):
         labels = head.labels or ("LABEL_0",)
         described["id2label"] = {str(i): label for i, label in enumerate(labels)}
         described["label2id"] = {label: i for i, label in enumerate(labels)}
-        if family.dialect is not None:
-            # text-embeddings-inference 0d124dc takes a ModernBERT without it for one of one label.
+        if family.writes_num_labels:
             described["num_labels"] = len(labels)
     if "sequence_classifier" in head.parts:
         is_regression = len(head.labels) <= 1
         described["problem_type"] = "regression" if is_regression else "single_label_classification"
     is_bare = class_of(head.parts) == "Model" and "pooler" not in head.parts
-    if is_bare and family.bare:
-        described["add_pooling_layer"] = False  # ours to read back; their classes take an argument
+    if is_bare and family.bare_has_pooler:
+        # Only bert-jax reads this key; their classes take an argument.
+        described["add_pooling_layer"] = False
     return described
 
 
@@ -77,38 +73,41 @@ def family_of(theirs: dict[str, Any], path: Path) -> Family:
 
 
 def model_of(theirs: dict[str, Any], path: Path) -> ModelConfig:
-    """Returns the model that a config describes. Raises UsageError if it is none we can run."""
+    """Returns the model that a config describes. Raises UsageError if we cannot run it."""
     family = family_of(theirs, path)
-    kinds = {name: ours for ours, name in family.positions.items()}
-    kind = theirs.get("position_embedding_type", "absolute")
-    if kinds and kind not in list(kinds):
-        raise UsageError(
-            f"{path}: position_embedding_type {brief(kind)} is not supported; only absolute, "
-            "and of a BERT relative_key and relative_key_query"
-        )
-    if theirs.get("rotary_value"):
-        raise UsageError(f"{path}: rotary_value is true, which is not supported")
-    if theirs.get("is_decoder") or theirs.get("add_cross_attention"):
-        raise UsageError(f"{path}: describes a decoder; only encoders are read")
+    for name in (*_REFUSED, *family.refused):
+        if theirs.get(name):
+            raise UsageError(f"{path}: {name} is {brief(theirs[name])}, which is not supported")
     if theirs.get("problem_type") == "multi_label_classification":
         raise UsageError(f"{path}: multi_label_classification is not supported")
-    named = "hidden_activation" if "hidden_activation" in theirs else "hidden_act"
-    if family.dialect is not None:
-        theirs = family.dialect.to_ours(theirs, path)
-    activation = theirs.get("hidden_act", "gelu")
-    if activation not in list(_ACTIVATIONS):
-        raise UsageError(
-            f"{path}: {named} {brief(activation)} is not one of {', '.join(_ACTIVATIONS)}"
-        )
-    known, given = (*name_map.MODEL_FIELDS, *family.fields), {**family.defaults, **theirs}
-    values = {name: given[name] for name in known if name in given}
-    values |= {"hidden_act": _ACTIVATIONS[activation], **family.fixed}
-    if kinds:
-        values["position_embedding_type"] = kinds[kind]
-    model = from_dict(values, ModelConfig, str(path))
-    positions = model.max_position_embeddings - family.unused_rows_of(theirs, path)
-    narrow = 0 if model.table_size == model.hidden_size else model.embedding_size
-    return dataclasses.replace(model, max_position_embeddings=positions, embedding_size=narrow)
+    found: dict[str, Any] = {}
+    named: dict[str, str] = {}
+    for name, key in family.keys.items():
+        if key is PAD:
+            continue
+        value, first = key.read(name, theirs, path), named.setdefault(key.field, name)
+        if found.setdefault(key.field, value) != value:
+            raise UsageError(
+                f"{path}: {name} is {brief(theirs.get(name, key.default))}, but {first} is "
+                f"{brief(theirs.get(first, family.keys[first].default))}; bert-jax computes only "
+                "models with the same value for both"
+            )
+    if family.read is not None:
+        found |= family.read(theirs, found, path)
+    if family.dropouts:
+        if dropped := [name for name in family.dropouts if theirs.get(name)]:
+            note_once(f"{path}: {', '.join(dropped)} is not read; the config of a run sets dropout")
+        found |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    width, heads = found["hidden_size"], max(found["num_attention_heads"], 1)
+    if found.pop("head_dim", None) not in (None, width // heads):
+        raise UsageError(f"{path}: head_dim is not hidden_size over num_attention_heads")
+    # Our fields are 0 where they are as large as another one.
+    if found.get("embedding_size", width) in (None, width):
+        found["embedding_size"] = 0
+    if found.get("num_key_value_heads", heads) in (None, heads):
+        found["num_key_value_heads"] = 0
+    found["max_position_embeddings"] -= family.unused_rows_of(theirs, path)
+    return from_dict(found | family.fixed, ModelConfig, str(path))
 
 
 def architectures(theirs: dict[str, Any], path: Path) -> list[str]:
@@ -116,14 +115,14 @@ def architectures(theirs: dict[str, Any], path: Path) -> list[str]:
     given = theirs.get("architectures") or []
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise UsageError(f"{path}: architectures is {brief(given)}; expected a list of names")
-    # Its tensors are those of a regression, and its question is which of several texts is best.
+    # Its tensors look like a regression, but it chooses the best of several texts.
     if other := [name for name in given if name.endswith("ForMultipleChoice")]:
         raise UsageError(f"{path}: architectures has {other[0]}, which is not supported")
     return given
 
 
 def labels(theirs: dict[str, Any], path: Path, *, outputs: int | None = None) -> tuple[str, ...]:
-    """Returns the names of the classes; a regression has one at most.
+    """Returns the names of the classes; a regression has at most one.
 
     Where `num_labels` and `id2label` disagree, transformers 4 takes the second and 5 the first:
     the number of `outputs` of the classifier decides.

@@ -1,8 +1,8 @@
-"""The common part of all foreign layouts: a table of names, two ways to lay a matrix out, a check.
+"""Names and reads foreign tensors: a table of names, two layouts of a matrix, one check.
 
-A layout says what each of our parameters is called elsewhere and how it lies there. Reading goes
-through one check that names missing, extra and misshapen tensors; writing gives a directory
-that appears whole or not at all.
+A table gives the name and the layout of each of our parameters in another system. Reading passes
+one check that names missing, extra and misshapen tensors; a directory that is written appears whole
+or not at all.
 """
 
 import contextlib
@@ -32,9 +32,7 @@ _TORCH = {
     **{"kernel": "weight", "embedding": "weight", "scale": "weight"},
     **{"bias": "bias", "norm_bias": "bias"},
 }
-# A state counts its steps in int32.
-LAST_STEP = 2**31 - 1
-# Of the tensors that do not fit in one way, so many are named: one wrong number makes hundreds.
+# Tensors that are named per kind of problem.
 _NAMED = 8
 
 
@@ -43,7 +41,7 @@ class Entry:
     """One parameter in a foreign layout."""
 
     name: str
-    # Where our kernel `[inputs, outputs]` is a matrix `[outputs, inputs]`.
+    # Whether our kernel `[inputs, outputs]` is a matrix `[outputs, inputs]` there.
     is_transposed: bool
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
@@ -59,17 +57,16 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class NameMap:
-    """A name table. Modules outside the layers, modules of a layer, and what a leaf is called."""
+    """A table of names: modules outside the layers, modules of a layer, and leaves."""
 
     fixed: Mapping[str, str]
     layer: Mapping[str, str]
-    # With one place for the layer's number.
+    # A format string for the number of the layer.
     layer_prefix: str
-    # Of "kernel", "bias", "embedding", "scale" and "norm_bias": as torch calls them.
+    # The names of "kernel", "bias", "embedding", "scale" and "norm_bias"; by default torch's.
     leaf: Mapping[str, str] = field(default_factory=lambda: _TORCH)
     separator: str = "."
-    # Kernels as `[outputs, inputs]`: all of them, as torch's Linear keeps them, or those of the
-    # modules named.
+    # The kernels that are `[outputs, inputs]`: all, as in torch's Linear, or those of the modules.
     transposed: bool | frozenset[str] = True
 
     def entry(self, path: Location) -> Entry:
@@ -100,9 +97,9 @@ class NameMap:
         return {path: self.entry(path).name for path, _ in leaves(abstract)}
 
     def parts(self, names: Iterable[str], *, classifier: str) -> set[str]:
-        """Returns the parts of which `names` holds at least one tensor.
+        """Returns the parts with at least one tensor in `names`.
 
-        Both kinds of classifier may have one name here: `classifier` is the one it stands for.
+        Both kinds of classifier may have the same name: `classifier` is the kind that is meant.
         """
         every = ("pooler", "mlm", "nsp", classifier, "span_classifier", "discriminator")
         head = HeadConfig(parts=tuple(part for part in every if part in self.roots))
@@ -114,7 +111,7 @@ class NameMap:
         return {path[0] for path in known if self.entry(path).name in there}
 
     def to_tensors(self, params: Any) -> dict[str, np.ndarray]:
-        """Returns their name -> tensor in their layout, of parameters, moments or gradients."""
+        """Returns the tensors of parameters or gradients, by their names and in their layout."""
         tensors = {}
         for path, leaf in leaves(params):
             entry = self.entry(path)
@@ -122,35 +119,19 @@ class NameMap:
         return tensors
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportedModel:
-    """A model from elsewhere: float32 NumPy parameters in our layout and what comes with them."""
+@dataclass(frozen=True)
+class Foreign:
+    """A model from another system: float32 NumPy parameters in our layout."""
 
     model: ModelConfig
     head: HeadConfig
     params: Params
-    # Adam's first and second moments, trees like `params`, where the source has them.
-    moments: tuple[Params, Params] | None = None
+    # Updates that the parameters have seen; 0 where the source does not say.
     step: int = 0
-    # Of heads that were left out, with permission.
+    # Tensors of the heads that were left out on request.
     missing: tuple[str, ...] = ()
-
-
-# The fields of a model that other systems' BERT has, by the same names.
-MODEL_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "initializer_range",
-    "layer_norm_eps",
-)
+    # The directory of the tokenizer.
+    tokenizer: Path | None = None
 
 
 def leaves(params: Any) -> Iterator[tuple[Location, Any]]:
@@ -159,7 +140,7 @@ def leaves(params: Any) -> Iterator[tuple[Location, Any]]:
 
 
 def collect(
-    tensors: dict[str, np.ndarray],
+    tensors: Mapping[str, np.ndarray],
     layout: NameMap,
     *,
     model: ModelConfig,
@@ -169,33 +150,36 @@ def collect(
     redundant: Iterable[str] = (),
     allow_missing_heads: bool = False,
     ignore_unexpected: Sequence[str] = (),
-) -> ImportedModel:
+) -> Foreign:
     """Returns the parameters of `model` with the parts of `head`, from `tensors` in `layout`.
 
-    Raises UsageError that names the tensors that are missing, extra or misshapen (at most eight of
-    each kind, and how many more), and NonFinite for those that hold nan or infinity. With
-    `allow_missing_heads`, a part that lacks a tensor or has one of another shape is left out; the
-    encoder never is. Extra tensors with names that match one of `ignore_unexpected` (shell
-    patterns) are left out with a note.
+    With `allow_missing_heads`, a part with a missing or misshapen tensor is left out, except the
+    encoder. Extra tensors that match one of `ignore_unexpected` (shell patterns) are left out with
+    a note, and those of `redundant` without one.
+
+    Raises:
+        UsageError: names the tensors that are missing, extra or misshapen, at most eight of each.
+        NonFinite: tensors hold nan or infinity.
     """
-    spoilt, params = [], {}
-    missing: dict[str, list[str]] = {}
-    misfits: dict[str, dict[str, str]] = {}
-    surplus = set(tensors) - set(redundant)
-    # Each layer of a description takes time to lay out, and a number is quickly written.
+    # A wrong number of layers would take long to lay out.
     if model.num_hidden_layers > max(len(tensors), 1):
         raise UsageError(
             f"{source} does not hold the model its {described_by} describes: num_hidden_layers is "
             f"{model.num_hidden_layers}, and there are {len(tensors)} tensors in all"
         )
+    params: Params = {}
+    spoilt: list[str] = []
+    # Part -> the expected tensor -> what is wrong with it.
+    missing: dict[str, dict[str, str]] = {}
+    misfits: dict[str, dict[str, str]] = {}
+    surplus = set(tensors) - set(redundant)
     for path, leaf in leaves(bert.abstract_params(model, head)):
         entry = layout.entry(path)
-        expected = entry.shape(leaf.shape)
-        tensor = tensors.get(entry.name)
-        surplus.discard(entry.name)
+        expected, tensor = entry.shape(leaf.shape), tensors.get(entry.name)
         wanted = f"{entry.name} {list(expected)}"
+        surplus.discard(entry.name)
         if tensor is None:
-            missing.setdefault(path[0], []).append(wanted)
+            missing.setdefault(path[0], {})[wanted] = f"missing {wanted}"
         elif tensor.shape != expected:
             problem = f"{entry.name} is {list(tensor.shape)}, expected {list(expected)}"
             misfits.setdefault(path[0], {})[wanted] = problem
@@ -211,28 +195,28 @@ def collect(
         # These parts read the pooler's output.
         optional |= {"nsp", "sequence_classifier"} if "pooler" in optional else set()
         left_out = tuple(
-            name
+            wanted
             for part in sorted(optional)
-            for name in (*missing.pop(part, ()), *misfits.pop(part, ()))
+            for wanted in (missing.pop(part, {}) | misfits.pop(part, {}))
         )
         head = dataclasses.replace(head, parts=tuple(p for p in head.parts if p not in optional))
         params = {part: tree for part, tree in params.items() if part not in optional}
-    listed = [problem for part in misfits.values() for problem in part.values()]
-    lost = [f"missing {name}" for names in missing.values() for name in names]
     ignored = {name for name in surplus if any(fnmatchcase(name, p) for p in ignore_unexpected)}
     if ignored:
         note_once(f"{source}: {len(ignored)} tensors are ignored: {', '.join(sorted(ignored))}")
-    unexpected = [f"unexpected {name}" for name in sorted(surplus - ignored)]
-    if listed or lost or unexpected:
-        only_heads = not unexpected and "encoder" not in {**missing, **misfits}
-        remedy = ". `allow_missing_heads` reads the rest without them" if only_heads else ""
-        if unexpected and not listed and not lost:
-            pattern = _pattern_of(sorted(surplus - ignored))
+    unexpected = sorted(surplus - ignored)
+    problems = [[p for part in each.values() for p in part.values()] for each in (misfits, missing)]
+    problems.append([f"unexpected {name}" for name in unexpected])
+    if any(problems):
+        remedy = ""
+        if not unexpected and "encoder" not in {**missing, **misfits}:
+            remedy = ". `allow_missing_heads` reads the rest without them"
+        if unexpected and not missing and not misfits:
+            pattern = _pattern_of(unexpected)
             remedy = f". `ignore_unexpected` '{pattern}' reads the rest without them"
+        listed = "; ".join(problem for each in problems for problem in _first(each))
         raise UsageError(
-            f"{source} does not hold the model its {described_by} describes: "
-            + "; ".join(_first(listed) + _first(lost) + _first(unexpected))
-            + remedy
+            f"{source} does not hold the model its {described_by} describes: {listed}{remedy}"
         )
     if spoilt:
         raise NonFinite(
@@ -240,22 +224,23 @@ def collect(
             f"{'; '.join(_first(spoilt))}. The training that saved them had diverged, or their "
             "type was too narrow for them: take an earlier checkpoint, or one in float32"
         )
-    return ImportedModel(model=model, head=head, params=params, missing=left_out)
+    return Foreign(model, head, params, missing=left_out)
 
 
 def _pattern_of(names: Sequence[str]) -> str:
-    """Returns a pattern that matches all names, or the one there is."""
+    """Returns a pattern that matches all names, or the single name."""
     alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     return names[0] if len(names) == 1 else "".join(letters[0] for letters in alike) + "*"
 
 
 def _first(problems: list[str]) -> list[str]:
+    """Returns the first problems, and how many more there are: one wrong number makes hundreds."""
     more = len(problems) - _NAMED
     return problems[:_NAMED] + ([f"and {more} more like it"] if more > 0 else [])
 
 
 def _is_real(dtype: np.dtype) -> bool:
-    # ml_dtypes' bfloat16 is of no kind that NumPy knows.
+    # NumPy does not know the kind of bfloat16 (ml_dtypes).
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
@@ -266,7 +251,7 @@ def insert(tree: dict, path: Location, value: np.ndarray) -> None:
 
 
 def read_json_value(path: Path, *, hint: str) -> Any:
-    """Returns the value of a file, or a UsageError; `hint` follows what the system says."""
+    """Returns the value in a file, or raises UsageError; `hint` follows the system's message."""
     try:
         text = read_plain(path)
     except OSError as error:
@@ -275,7 +260,7 @@ def read_json_value(path: Path, *, hint: str) -> Any:
 
 
 def read_json(path: Path, *, hint: str) -> dict[str, Any]:
-    """Returns the fields of a config file, or a UsageError; `hint` follows what the system says."""
+    """Returns the fields of a config file, or raises UsageError as `read_json_value`."""
     values = read_json_value(path, hint=hint)
     if not isinstance(values, dict):
         raise UsageError(f"{path} is not a config: expected a JSON object")
@@ -284,7 +269,7 @@ def read_json(path: Path, *, hint: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def new_directory(directory: Path) -> Iterator[Path]:
-    """Yields a place to write in that becomes `directory` at the end of the block, if it ends well.
+    """Yields a directory that becomes `directory` when the block ends without an error.
 
     Raises UsageError if `directory` exists and is not empty.
     """

@@ -1,4 +1,4 @@
-"""Safetensors: one file, or several with an index, of any floating type. Nothing is unpickled."""
+"""Reads and writes safetensors: one file, or several with an index. Nothing is unpickled."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from bert_jax.errors import UsageError
 from bert_jax.files import inside, read_plain
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# What transformers begins a new file at, for repositories with a limit on files.
+# The file size of transformers, for repositories with a limit.
 MAX_FILE_BYTES = 5_000_000_000
-# What transformers' Trainer saves beside the weights (trainer.py).
+# Files of transformers' Trainer beside the weights (trainer.py).
 _TRAINER_FILES = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -55,12 +55,12 @@ def write_file(path: Path, tensors: Mapping[str, np.ndarray], **metadata: str) -
     try:
         save_file(dict(tensors), path, metadata={"format": "pt", **metadata})
     except SafetensorError as error:
-        # The library says what the system refused as text: "... (os error 28)".
+        # The library reports errors of the system as text: "... (os error 28)".
         found = _OS_ERROR.search(str(error))
         if not found:
             raise
         raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
-    # The library makes files that nobody else can read; a model is to be handed on.
+    # The library makes files that only their owner can read.
     umask = os.umask(0)
     os.umask(umask)
     path.chmod(0o666 & ~umask)
@@ -70,8 +70,8 @@ def read(directory: Path) -> dict[str, np.ndarray]:
     """Returns all tensors of a directory. Raises UsageError if there are none, or a file is
     damaged.
 
-    Of a single file and an index the file counts, as it does to transformers, which leaves the
-    index behind where it replaces several files by one.
+    A single file takes precedence over an index: transformers leaves the index behind when it
+    replaces several files by one.
     """
     if (directory / WEIGHTS).exists():
         return read_file(directory / WEIGHTS)[0]
@@ -107,17 +107,17 @@ def _read_sharded(directory: Path) -> dict[str, np.ndarray]:
 
 def read_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Returns the tensors and the metadata of one file."""
-    import ml_dtypes  # noqa: F401  # teaches NumPy the name bfloat16
+    import ml_dtypes  # noqa: F401  # registers bfloat16 with NumPy
     from safetensors import SafetensorError, safe_open
 
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if path.exists() and not path.is_file():  # a pipe would block
         raise UsageError(f"{path} is no plain file; put the file itself there")
     try:
         with safe_open(path, framework="numpy") as file:
             opened: Any = file
             names = opened.keys()
             return {name: opened.get_tensor(name) for name in names}, dict(opened.metadata() or {})
-    except AttributeError as error:  # the name of a type that NumPy lacks, such as float8_e4m3fn
+    except AttributeError as error:  # a type that NumPy lacks, such as float8_e4m3fn
         raise UsageError(
             f"{path} has tensors of type {error.name}, which are not read: save the model in "
             "float32 or bfloat16"

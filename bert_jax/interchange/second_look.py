@@ -1,8 +1,8 @@
-"""The one step between the tensors of a Hugging Face file and the names of its family.
+"""Normalizes the tensors of a Hugging Face file to the names of its family.
 
-Files vary in ways that change no model: a training wrapper prefixes every name, a writer stores
-one of two tied tensors, old versions have other spellings. Each variation is normalized here, with
-a note where the result differs from the file; a file with two readings is refused.
+Files vary without changing the model: a training wrapper prefixes every name, a writer stores one
+of two tied tensors, old versions have other spellings. Each variation is normalized here, with a
+note where the result differs from the file; an ambiguous file is refused.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def renamed(
 
 
 def _prefix(names: Collection[str], family: Family, source: str) -> str:
-    """Returns what stands before the names of a whole model; "" where nothing does."""
+    """Returns the common prefix of the names of a model; "" if there is none."""
     bases = "|".join(re.escape(base) for base in (f"{family.base}.", *family.prefixes))
     layer = re.escape(family.names.layer_prefix.removeprefix(f"{family.base}."))
     layer = layer.replace(re.escape("{}"), r"\d+")

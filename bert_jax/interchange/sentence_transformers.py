@@ -1,19 +1,18 @@
 """Directories of sentence-transformers: how the hidden states of a text become its vector.
 
-`modules.json` lists the stages: the encoder, its pooling, and what follows it. They are read as
-data: a stage is looked up by its name, and nothing that a file names is imported. A directory
-without that file is just an encoder, whose tokens are averaged, as `SentenceTransformer` does
-(sentence-transformers 6.2, sentence_transformer/model.py, `_load_default_modules`).
+`modules.json` lists the stages: the encoder, its pooling, and what follows. A stage is looked up by
+its name; nothing that a file names is imported. A directory without that file is an encoder
+with the mean of its tokens, as for `SentenceTransformer` (sentence-transformers 6.2,
+sentence_transformer/model.py, `_load_default_modules`).
 
 Dims: N texts, W width of a vector.
 """
 
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,11 @@ from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import name_map, safetensors_files
 
 MODULES = "modules.json"
+POOLINGS = ("mean", "cls", "max", "lasttoken")
 _FOLDER = "1_Pooling"
+_ENCODER = "sentence_bert_config.json"
 _SETTINGS = "config_sentence_transformers.json"
-# One for each kind of encoder that it once knew (base/modules/transformer.py, `load_config`).
-_ENCODER_CONFIGS = tuple(
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
-_ENCODERS = ("Transformer", "BERT", "RoBERTa", "CamemBERT", "XLMRoBERTa")
-# The ways to pool that it knows, in the order in which several are joined, and the fields by which
-# a `1_Pooling/config.json` chose them before version 6.
+# The fields by which a `1_Pooling/config.json` chooses its pooling before version 6.
 _MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -41,37 +35,51 @@ _MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-POOLINGS = tuple(_MODES.values())
 _HINT = "is this a directory of sentence-transformers?"
 
 Step = Callable[[np.ndarray], np.ndarray]
 
 
+def _erf(x: np.ndarray) -> np.ndarray:
+    from scipy import special  # takes a quarter of a second to import
+
+    return special.erf(x)
+
+
+# By the last part of torch's name.
+_ACTIVATIONS: Mapping[str, Step] = {
+    "Identity": lambda x: x,
+    "Tanh": np.tanh,
+    "ReLU": lambda x: np.maximum(x, 0),
+    "GELU": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2))),
+}
+
+
 @dataclass(frozen=True)
 class EmbeddingRecipe:
-    """The way from a text to its vector. By default: the mean of all tokens that there is room for.
+    """The way from a text to its vector. By default: the mean of its tokens, without a limit.
 
-    `length` is the most tokens of a text, None where nothing says; `steps` are made one after the
-    other of the pooled vectors `[N, W]`, each with its name in messages.
+    `length` is the most tokens of a text, None for no limit. `steps` map the pooled vectors `[N,
+    W]` in their order, each with its name in messages.
     """
 
     length: int | None = None
     lowercase: bool = False
-    # What stands before every text.
+    # The prompts by their names, and the prompt before every text.
+    prompts: Mapping[str, str] = field(default_factory=dict)
     prompt: str = ""
-    pooling: tuple[str, ...] = ("mean",)
+    pooling: str = "mean"
     steps: tuple[tuple[str, Step], ...] = ()
 
     def described(self) -> str:
         """Returns the recipe in words."""
         parts = [f"at most {self.length} tokens"] if self.length else []
         parts += ["lower case"] * self.lowercase + [f"after {self.prompt!r}"] * bool(self.prompt)
-        parts += [f"pooling {' + '.join(self.pooling)}", *(name for name, _ in self.steps)]
-        return ", ".join(parts)
+        return ", ".join([*parts, f"pooling {self.pooling}", *(name for name, _ in self.steps)])
 
 
 def normalized(vectors_NW: np.ndarray) -> np.ndarray:
-    """Returns vectors of length 1; one of zeros stays (torch.nn.functional.normalize)."""
+    """Returns vectors of length 1; zeros stay (torch.nn.functional.normalize)."""
     lengths = np.linalg.norm(vectors_NW, axis=-1, keepdims=True)
     return vectors_NW / np.maximum(lengths, 1e-12)
 
@@ -80,17 +88,16 @@ NORMALIZE = ("normalized", normalized)
 
 
 def write(directory: Path, recipe: EmbeddingRecipe, *, width: int) -> None:
-    """Adds to a directory of an encoder the files that make it an embedder of vectors of `width`.
+    """Adds the files that make an encoder's directory an embedder with vectors of `width`.
 
-    Types and fields are the older ones: sentence-transformers 5.7 and 6.2 read them as their own
-    (modules/pooling.py, `_convert_legacy_pooling_kwargs`), earlier releases and
+    Types and fields are the older ones: sentence-transformers 5.7 and 6.2 read them
+    (modules/pooling.py, `_convert_legacy_pooling_kwargs`), and earlier releases and
     text-embeddings-inference know no others (router/src/lib.rs, `PoolConfig` and `STConfig`).
-    `pooling_mode` is beside them; `embedding_dimension` is not, which the earlier ones refuse.
+    `embedding_dimension` is left out, because earlier releases refuse it.
     """
     stages = [("Transformer", ""), ("Pooling", _FOLDER)]
     if NORMALIZE in recipe.steps:
-        stages.append(("Normalize", "2_Normalize"))  # it has no settings, and needs no folder
-    modes = {field: mode in recipe.pooling for field, mode in _MODES.items()}
+        stages.append(("Normalize", "2_Normalize"))  # has no settings and needs no folder
     files = {
         MODULES: [
             {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -98,13 +105,13 @@ def write(directory: Path, recipe: EmbeddingRecipe, *, width: int) -> None:
         ],
         f"{_FOLDER}/config.json": {
             "word_embedding_dimension": width,
-            **modes,
+            **{name: mode == recipe.pooling for name, mode in _MODES.items()},
             "include_prompt": True,
-            "pooling_mode": recipe.pooling[0],
+            "pooling_mode": recipe.pooling,
         },
-        # The tokenizer changes case where its model wants that.
-        _ENCODER_CONFIGS[0]: {"max_seq_length": recipe.length, "do_lower_case": False},
-        _SETTINGS: {"prompts": {}, "similarity_fn_name": "cosine"},
+        # The tokenizer changes case where the model needs it.
+        _ENCODER: {"max_seq_length": recipe.length, "do_lower_case": False},
+        _SETTINGS: {"prompts": dict(recipe.prompts), "similarity_fn_name": "cosine"},
     }
     (directory / _FOLDER).mkdir()
     for name, content in files.items():
@@ -112,44 +119,44 @@ def write(directory: Path, recipe: EmbeddingRecipe, *, width: int) -> None:
 
 
 def encoder_directory(directory: Path) -> Path:
-    """Returns the folder that holds the encoder: of an old layout one inside the directory."""
+    """Returns the folder that holds the encoder: the directory, or a folder inside it."""
     if not (directory / MODULES).is_file():
         return directory
     kind, folder = _stages(directory)[0]
-    if kind not in _ENCODERS:
+    if kind != "Transformer":
         raise UsageError(f"{directory / MODULES}: begins with {kind}, and only encoders are read")
     return folder
 
 
 def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
-    """Returns the recipe of a directory; with `encoder_only`, the part of it before the pooling.
+    """Returns the recipe of a directory; with `encoder_only`, the part before the pooling.
 
     Raises UsageError that names the file and the stage that is not supported.
     """
     encoder = encoder_directory(directory)
     if not (directory / MODULES).is_file():
         return EmbeddingRecipe(length=_tokenizer_length(encoder))
-    settings = next(
-        (_json(encoder / name) for name in _ENCODER_CONFIGS if (encoder / name).is_file()), {}
-    )
+    # Some releases name the file after the kind of encoder.
+    path = next(iter(sorted(encoder.glob("sentence_*_config.json"))), None)
+    settings = {} if path is None else _json(path)
     length = settings.get("max_seq_length")
-    is_number = isinstance(length, int) and not isinstance(length, bool)
-    if length is not None and not (is_number and length > 2):
+    if length is not None and (type(length) is not int or length <= 2):
         raise UsageError(
-            f"{encoder}: max_seq_length is {brief(length)}; expected a number of tokens above 2"
+            f"{path}: max_seq_length is {brief(length)}; expected a number of tokens above 2"
         )
-    before = EmbeddingRecipe(
+    prompts, prompt = _prompts(directory)
+    recipe = EmbeddingRecipe(
         length=length or _tokenizer_length(encoder),
         lowercase=bool(settings.get("do_lower_case")),
-        prompt=_prompt(directory),
+        prompts=prompts,
+        prompt=prompt,
     )
     if encoder_only:
-        return before
-    pooling: tuple[str, ...] = ()
-    steps: list[tuple[str, Step]] = []
+        return recipe
+    pooling, steps = "", []
     for kind, folder in _stages(directory)[1:]:
         if kind == "Pooling" and not pooling:
-            pooling = _pooling(folder / "config.json", before.prompt)
+            pooling = _pooling(folder / "config.json", prompt)
         elif kind == "Normalize" and pooling:
             _require_vectors(folder / "config.json")
             steps.append(NORMALIZE)
@@ -164,15 +171,7 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
             )
     if not pooling:
         raise UsageError(f"{directory / MODULES} has no Pooling; name one with `pooling`")
-    return dataclasses.replace(before, pooling=pooling, steps=tuple(steps))
-
-
-def _require_vectors(path: Path) -> None:
-    """Raises UsageError for a stage that works on anything but the pooled vectors."""
-    settings = _json(path) if path.is_file() else {}
-    for field in ("module_input_name", "module_output_name"):
-        if settings.get(field) not in (None, "sentence_embedding"):
-            raise UsageError(f"{path}: {field} {brief(settings[field])} is not supported")
+    return dataclasses.replace(recipe, pooling=pooling, steps=tuple(steps))
 
 
 def _stages(directory: Path) -> list[tuple[str, Path]]:
@@ -195,21 +194,23 @@ def _json(path: Path) -> dict[str, Any]:
     return name_map.read_json(path, hint=_HINT)
 
 
-def _prompt(directory: Path) -> str:
+def _prompts(directory: Path) -> tuple[dict[str, str], str]:
+    """Returns the prompts by name, and the default prompt ("" for none)."""
     path = directory / _SETTINGS
     settings = _json(path) if path.is_file() else {}
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
+    is_table = isinstance(prompts, dict) and all(isinstance(p, str) for p in prompts.values())
+    if not is_table:
+        raise UsageError(f"{path}: prompts is {brief(prompts)}; expected texts by their names")
     if name is None:
-        return ""
-    is_name = isinstance(prompts, dict) and isinstance(name, str)
-    prompt = prompts.get(name) if is_name else None
-    if not isinstance(prompt, str):
+        return prompts, ""
+    if not isinstance(name, str) or name not in prompts:
         raise UsageError(f"{path}: default_prompt_name {brief(name)} is none of its prompts")
-    return prompt
+    return prompts, prompts[name]
 
 
 def _tokenizer_length(encoder: Path) -> int | None:
-    """Returns how many tokens the tokenizer lets through; a limit that is none is 1e30 there."""
+    """Returns the most tokens of the tokenizer; a file without a limit has 1e30."""
     path = encoder / "tokenizer_config.json"
     length = _json(path).get("model_max_length") if path.is_file() else None
     if not isinstance(length, int | float) or isinstance(length, bool):
@@ -217,35 +218,25 @@ def _tokenizer_length(encoder: Path) -> int | None:
     return int(length) if 2 < length < 1e9 else None
 
 
-def _pooling(path: Path, prompt: str) -> tuple[str, ...]:
+def _pooling(path: Path, prompt: str) -> str:
     settings = _json(path)
     modes = settings.get("pooling_mode")
     if modes is None:
-        modes = [mode for field, mode in _MODES.items() if settings.get(field)] or ["mean"]
-    modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list) or not modes or not all(mode in POOLINGS for mode in modes):
-        raise UsageError(f"{path}: pooling_mode {brief(modes)} is not one of {', '.join(POOLINGS)}")
+        modes = [mode for name, mode in _MODES.items() if settings.get(name)] or ["mean"]
+    mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
+    if mode not in list(POOLINGS):
+        raise UsageError(f"{path}: pooling_mode {brief(mode)} is not one of {', '.join(POOLINGS)}")
     if prompt and settings.get("include_prompt") is False:
         raise UsageError(f"{path}: include_prompt is false, which is not supported")
-    return tuple(modes)
+    return mode
 
 
-# By the last part of torch's name for it.
-_ACTIVATIONS: Mapping[str, Step] = {
-    "Identity": lambda x: x,
-    "Tanh": np.tanh,
-    "ReLU": lambda x: np.maximum(x, 0),
-    "Sigmoid": lambda x: _special("expit", x),
-    "SiLU": lambda x: x * _special("expit", x),
-    "GELU": lambda x: x * 0.5 * (1 + _special("erf", x / math.sqrt(2))),
-}
-
-
-def _special(name: str, x: np.ndarray) -> np.ndarray:
-    """Returns a function of SciPy's, whose import takes a quarter of a second, of each element."""
-    from scipy import special
-
-    return getattr(special, name)(x)
+def _require_vectors(path: Path) -> None:
+    """Raises UsageError for a stage that works on anything but the pooled vectors."""
+    settings = _json(path) if path.is_file() else {}
+    for name in ("module_input_name", "module_output_name"):
+        if settings.get(name) not in (None, "sentence_embedding"):
+            raise UsageError(f"{path}: {name} {brief(settings[name])} is not supported")
 
 
 def _dense(folder: Path) -> Step:
@@ -262,17 +253,12 @@ def _dense(folder: Path) -> Step:
     weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
     if weight is None or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
         raise UsageError(f"{folder} holds no linear.weight, or one that its bias does not fit")
-    return functools.partial(_mapped, path, weight, bias, activation)
+    added = np.float32(0) if bias is None else bias.astype(np.float32)
 
+    def mapped(vectors_NW: np.ndarray) -> np.ndarray:
+        if vectors_NW.shape[-1] != weight.shape[1]:
+            expected = weight.shape[1]
+            raise UsageError(f"{path}: takes vectors of {expected}, not {vectors_NW.shape[-1]}")
+        return activation(vectors_NW @ weight.T.astype(np.float32) + added)
 
-def _mapped(
-    path: Path,
-    weight: np.ndarray,
-    bias: np.ndarray | None,
-    activation: Step,
-    vectors_NW: np.ndarray,
-) -> np.ndarray:
-    if vectors_NW.shape[-1] != weight.shape[1]:
-        raise UsageError(f"{path}: takes vectors of {weight.shape[1]}, not {vectors_NW.shape[-1]}")
-    found = vectors_NW @ weight.T.astype(np.float32)
-    return activation(found if bias is None else found + bias.astype(np.float32))
+    return mapped

@@ -1,8 +1,8 @@
-"""TensorFlow 1 checkpoints of google-research/bert, both ways, Adam's moments and step included.
+"""Reads and writes TensorFlow 1 checkpoints of google-research/bert: weights and step.
 
-A directory with `bert_config.json`, `vocab.txt` and `NAME.ckpt.index` beside its data. What is
-written is what TF1's `Saver` restores, with a `checkpoint` file that makes the directory a
-`model_dir` to go on from. TensorFlow's own reader and writer are used; there is no plainer one.
+A directory has `bert_config.json`, `vocab.txt` and `NAME.ckpt.index` beside its data; the slots of
+an optimizer are not read. TF1's `Saver` restores what is written, and the file `checkpoint` makes
+the directory a `model_dir`. TensorFlow's own reader and writer are used; there is no plainer one.
 """
 
 import dataclasses
@@ -20,12 +20,15 @@ from bert_jax.config_checks import validate_model
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import name_map
-from bert_jax.interchange.family import Family
-from bert_jax.interchange.name_map import ImportedModel, NameMap
+from bert_jax.interchange.family import MODEL_FIELDS, MODEL_KEYS, Family
+from bert_jax.interchange.name_map import Foreign, NameMap
 from bert_jax.registry import PARTS
 
 CONFIG, NAME, STEP = "bert_config.json", "bert_model.ckpt", "global_step"
-_MOMENTS = ("/adam_m", "/adam_v")
+# Names of an optimizer's slots end so (google-research/bert optimization.py).
+_SLOTS = ("/adam_m", "/adam_v")
+# A state counts its steps in int32.
+_LAST_STEP = 2**31 - 1
 
 TABLE = NameMap(
     fixed={
@@ -71,21 +74,23 @@ TABLE = NameMap(
 )
 
 
-# --- finding -------------------------------------------------------------------------------------
-
-
 def is_checkpoint(path: Path) -> bool:
-    """Returns whether `path` is a TF1 checkpoint's prefix (`DIR/bert_model.ckpt`) or a directory of
-    one.
+    """Returns whether `path` is the prefix of a TF1 checkpoint (`DIR/bert_model.ckpt`) or a
+    directory with one.
     """
     if path.is_dir():
         return any(path.glob("*.index"))
     return path.with_name(path.name + ".index").is_file()
 
 
+def directory_of(path: Path) -> Path:
+    """Returns the directory of the config and the vocabulary."""
+    return path if path.is_dir() else path.parent
+
+
 def _prefix(path: Path) -> Path:
-    """Returns the checkpoint that `path` names: itself, the only one inside, or the newest by its
-    list.
+    """Returns the checkpoint that `path` names: itself, the only one in it, or the newest of the
+    list in it.
     """
     if not path.is_dir():
         return path
@@ -104,24 +109,16 @@ def _prefix(path: Path) -> Path:
     )
 
 
-def directory_of(path: Path) -> Path:
-    """Returns the directory where config and vocabulary lie."""
-    return path if path.is_dir() else path.parent
-
-
-_READ_THE_POOLER = {"nsp", "sequence_classifier"}
-
-
 # --- reading -------------------------------------------------------------------------------------
 
 
 def read(
     path: Path, *, allow_missing_heads: bool = False, ignore_unexpected: Sequence[str] = ()
-) -> ImportedModel:
-    """Returns the model at a prefix or in a directory, with moments and step where it has them.
+) -> Foreign:
+    """Returns the model at a prefix or in a directory, with its step where it has one.
 
-    Raises UsageError if it is no BERT we can run, or lists the tensors that are missing, extra or
-    misshapen. With `allow_missing_heads`, heads that are not whole are left out; extra tensors
+    Raises UsageError if it is no BERT that we can run, or lists the tensors that are missing,
+    extra or misshapen. With `allow_missing_heads`, incomplete heads are left out; extra tensors
     that `ignore_unexpected` matches are ignored.
     """
     prefix = _prefix(path)
@@ -130,15 +127,7 @@ def read(
         prefix.parent / CONFIG, hint=f"put the model's {CONFIG} (and vocab.txt) beside it"
     )
     step = _step(np.asarray(tensors.pop(STEP, np.int64(0))), prefix)
-    slots = {
-        suffix: {
-            name.removesuffix(suffix): tensors.pop(name)
-            for name in list(tensors)
-            if name.endswith(suffix)
-        }
-        for suffix in _MOMENTS
-    }
-    pooler = {name: array for name, array in tensors.items() if name.startswith("bert/pooler/")}
+    tensors = {name: t for name, t in tensors.items() if not name.endswith(_SLOTS)}
     parts = TABLE.parts(tensors, classifier="sequence_classifier")
     head = HeadConfig(
         parts=tuple(part for part in PARTS.names() if part in parts),
@@ -155,27 +144,7 @@ def read(
         allow_missing_heads=allow_missing_heads,
         ignore_unexpected=ignore_unexpected,
     )
-    moments = None
-    if any(slots.values()) and not foreign.missing:
-        if pooler and _READ_THE_POOLER.isdisjoint(foreign.head.parts):
-            # Without a gradient google-research/bert optimization.py makes no moments: run_squad.py
-            # has a pooler that nothing reads.
-            for slot in slots.values():
-                if slot.keys().isdisjoint(pooler):
-                    slot |= {name: np.zeros_like(array) for name, array in pooler.items()}
-        mu, nu = (
-            name_map.collect(
-                slot,
-                TABLE,
-                model=model,
-                head=foreign.head,
-                source=f"{prefix} (Adam's moments *{suffix})",
-                described_by=CONFIG,
-            ).params
-            for suffix, slot in slots.items()
-        )
-        moments = (mu, nu)
-    return dataclasses.replace(foreign, moments=moments, step=step)
+    return dataclasses.replace(foreign, step=step)
 
 
 def _read_tensors(prefix: Path) -> dict[str, np.ndarray]:
@@ -191,10 +160,9 @@ def _read_tensors(prefix: Path) -> dict[str, np.ndarray]:
 
 
 def _step(value: np.ndarray, prefix: Path) -> int:
-    if value.ndim or value.dtype.kind not in "iu" or not 0 <= value <= name_map.LAST_STEP:
+    if value.ndim or value.dtype.kind not in "iu" or not 0 <= value <= _LAST_STEP:
         raise UsageError(
-            f"{prefix}: {STEP} is {brief(str(value))}; expected one number up to "
-            f"{name_map.LAST_STEP:,}"
+            f"{prefix}: {STEP} is {brief(str(value))}; expected one number up to {_LAST_STEP:,}"
         )
     return int(value)
 
@@ -202,24 +170,24 @@ def _step(value: np.ndarray, prefix: Path) -> int:
 def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
     """Returns the model that a config describes.
 
-    In google-research/bert modeling.py, "gelu" is the tanh approximation; epsilon is fixed.
+    "gelu" is the tanh approximation, and epsilon is fixed (google-research/bert modeling.py).
     """
     if theirs.get("hidden_act", "gelu") != "gelu":
         raise UsageError(f"{path}: hidden_act {theirs['hidden_act']!r} is not gelu")
-    fields = [f for f in name_map.MODEL_FIELDS if f not in ("hidden_act", "layer_norm_eps")]
+    fields = [f for f in MODEL_FIELDS if f not in ("hidden_act", "layer_norm_eps")]
     values = {name: theirs[name] for name in fields if name in theirs}
     activation = "gelu" if theirs.get(_EXACT) else "gelu_new"
     return from_dict(values | {"hidden_act": activation}, ModelConfig, str(path))
 
 
-# Keys of ours in bert_config.json, which the original's reader takes and does not use.
+# Our keys in bert_config.json, which the original's reader accepts and does not use.
 _EXACT, _LABELS = "exact_gelu", "labels"
 
 
 def _labels(
     theirs: dict[str, Any], tensors: dict[str, np.ndarray], prefix: Path
 ) -> tuple[str, ...]:
-    """Returns the labels of the config, else numbers: the checkpoint itself has no names."""
+    """Returns the labels of the config, else numbered labels: a checkpoint has no names."""
     given = theirs.get(_LABELS)
     if given is not None:
         if not isinstance(given, list) or not all(isinstance(label, str) for label in given):
@@ -233,11 +201,10 @@ def _labels(
 # --- writing -------------------------------------------------------------------------------------
 
 
-def write(directory: Path, foreign: ImportedModel, *, tokenizer: Path) -> None:
+def write(directory: Path, foreign: Foreign, *, tokenizer: Path) -> None:
     """Writes `bert_model.ckpt`, its config and vocabulary as a new directory, whole or not at all.
 
-    With moments or a step there is a `global_step`. Raises UsageError where the original's code
-    could not compute this model.
+    Raises UsageError where the original's code could not compute this model.
     """
     config, head = foreign.model, foreign.head
     _require_expressible(config, head)
@@ -248,23 +215,21 @@ def write(directory: Path, foreign: ImportedModel, *, tokenizer: Path) -> None:
             "vocab.txt only"
         )
     tensors = TABLE.to_tensors(foreign.params)
-    for suffix, tree in zip(_MOMENTS, foreign.moments or (), strict=False):
-        tensors |= {name + suffix: t for name, t in TABLE.to_tensors(tree).items()}
-    if foreign.step or foreign.moments:
+    if foreign.step:
         tensors[STEP] = np.asarray(foreign.step, np.int64)
     with name_map.new_directory(directory) as building:
         _save(building / NAME, tensors)
         text = json.dumps(_their_config(config, head), indent=2, ensure_ascii=False)
         (building / CONFIG).write_text(text + "\n", encoding="utf-8")
-        # Only the vocabulary: the original knows no other tokenizer file.
+        # The original knows no other tokenizer file.
         rows = sub_words.tokens(list(range(sub_words.vocab_size)))
         vocabulary = building / "vocab.txt"
         vocabulary.write_text("\n".join(rows) + "\n", encoding="utf-8", newline="\n")
         if load_tokenizer(vocabulary, lowercase=sub_words.lowercase).hash != sub_words.hash:
             raise UsageError(
                 f"tokenizer {tokenizer} has settings or tokens that a vocab.txt cannot say "
-                "(accents, Chinese characters, added tokens): the original would cut text "
-                "otherwise; export `format` hf"
+                "(accents, Chinese characters, added tokens): the original would split text "
+                "differently; export `format` hf"
             )
         listing = f'model_checkpoint_path: "{NAME}"\nall_model_checkpoint_paths: "{NAME}"\n'
         (building / "checkpoint").write_text(listing, encoding="utf-8")
@@ -275,7 +240,7 @@ def _require_expressible(config: ModelConfig, head: HeadConfig) -> None:
         raise UsageError(
             "the original has no token classifier, and no name for it; export `format` hf"
         )
-    Family(base="bert", names=TABLE).require_expressible(config, head)
+    Family(base="bert", names=TABLE, keys=MODEL_KEYS).require_expressible(config, head)
     if config.layer_norm_eps != 1e-12:
         raise UsageError(
             f"layer_norm_eps is {config.layer_norm_eps}; the original's code has 1e-12, fixed"
@@ -285,7 +250,7 @@ def _require_expressible(config: ModelConfig, head: HeadConfig) -> None:
 
 
 def _their_config(config: ModelConfig, head: HeadConfig) -> dict[str, Any]:
-    described: dict[str, Any] = {f: getattr(config, f) for f in name_map.MODEL_FIELDS}
+    described: dict[str, Any] = {f: getattr(config, f) for f in MODEL_FIELDS}
     del described["layer_norm_eps"]
     described["hidden_act"] = "gelu"
     if config.hidden_act == "gelu":

@@ -1,7 +1,7 @@
-"""Fine-tuning: a task, as the run (training/run.py) is given it.
+"""One run of fine-tuning: the head, rows and scores of a task for the loop of training/run.py.
 
-The loop, the step, checkpoints and logs are those of pre-training; what differs is the head, the
-rows and the score. A run is a function of (config, recipe, rows, the parameters it begins with).
+The loop, the step, checkpoints and logs are those of pre-training. A run is a function of config,
+settings, rows and initial parameters.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from bert_jax.config.resume import Change, differences
 from bert_jax.data.tasks.encode_rows import Batches, Features, training_rows
 from bert_jax.data.tasks.packing import PackedBatches
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.errors import UsageError
+from bert_jax.errors import NonFinite, UsageError
 from bert_jax.files import write_json
 from bert_jax.inference.forward import Forward
 from bert_jax.memory import fit as fitting
@@ -51,86 +51,103 @@ from bert_jax.workdir import checkpoint, location, log_reader, run_directory
 from bert_jax.workdir.inputs import is_same_place
 from bert_jax.workdir.location import Guard, Location
 
-# What the directories of diverged attempts begin with.
-DIVERGED = "diverged-"
-# What a run's config.json calls the number of attempts before it.
-ATTEMPT = "attempt"
+# The fields of `Settings` that a config does not have; a run's config.json has them as `recipe`.
+RECIPE = ("epochs", "layer_decay", "freeze_layers")
 # Batches of a run among which the largest is looked for: they have at most eight sizes.
 _BATCHES_LOOKED_AT = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """The fields that fine-tuning adds to a config. Stored in a run's `config.json`."""
+class Settings:
+    """The settings of fine-tuning, and the number of runs."""
 
+    length: int
+    batch_size: int = 32
+    learning_rate: float = 5e-5
     epochs: float = 3.0
-    # Of the learning rate, from each layer to the one below it.
+    # The factor of the learning rate from each layer to the layer below it.
     layer_decay: float = 1.0
-    # With 1 or more: the embeddings and that many layers stay as they are.
+    # With 1 or more, the embeddings and that many layers are frozen.
     freeze_layers: int = 0
+    seed: int = 0
+    seeds: int = 1
+    # Attempts with another seed after a run has diverged.
+    restarts: int = 2
+    # Whether each run chooses its number of microbatches (memory/fit.py).
+    fit_memory: bool = False
+    # Fields of the config as FIELD=VALUE, applied after everything else.
+    overrides: tuple[str, ...] = ()
+    # Names of extra tensors that the checkpoint may have.
+    ignore_unexpected: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, least in (("seeds", 1), ("batch_size", 1), ("restarts", 0), ("freeze_layers", 0)):
+            if (value := getattr(self, name)) < least:
+                raise UsageError(f"`{name}` {value}: it must be at least {least}")
         if not (self.epochs > 0 and math.isfinite(self.epochs)):
             raise UsageError(f"`epochs` {self.epochs}: it must be positive")
         if not 0 < self.layer_decay <= 1:
-            raise UsageError(f"`layer_decay` {self.layer_decay}: it lies above 0 and up to 1")
-        if self.freeze_layers < 0:
-            raise UsageError(f"`freeze_layers` {self.freeze_layers}: it must be 0 or more")
+            raise UsageError(f"`layer_decay` {self.layer_decay}: it must be above 0 and at most 1")
 
 
 def train(
     config: TrainConfig,
-    recipe: Recipe,
+    settings: Settings,
     data: TaskData,
     source: LoadedCheckpoint,
     path: Path | str,
     *,
     mesh: Mesh,
-    fit_memory: bool = False,
     guard: Guard | None = None,
-    attempt: int = 0,
 ) -> dict[str, Any]:
-    """Runs, resumes or only reports the run of `path`; returns what its `result.json` says.
+    """Starts, resumes or only reports the run in `path`; returns the content of its `result.json`.
 
-    The encoder of `source` is used, and the pooler where the head has one; the head is fresh, from
-    the seed. `path` may be in a bucket. `guard` is that of the sweep's workdir (workdir/lock.py),
-    and `attempt` counts the attempts before it. `fit_memory` chooses the number of microbatches,
-    once for a run (memory/fit.py). Raises NonFinite where too many updates had to be left out
-    or an output is no number, ResumeRefused if `path` holds another run, Preempted after SIGTERM,
-    when the state is saved.
+    The encoder of `source` is used, and its pooler where the head has one; the head is initialized
+    from the seed. `path` may be in a bucket. `guard` is that of the workdir (workdir/lock.py). A
+    run whose updates or outputs are not finite ends as diverged, without scores.
+
+    Raises ResumeRefused if `path` holds another run, Preempted after SIGTERM, with the state saved.
     """
     started = time.monotonic()
     preflight.require_on_mesh(config, mesh)
     place = location.opened(path, guard=guard)
     directory = place.path
+    choose = settings.fit_memory
     settled = fitting.settle(
-        config, _demand(recipe, data, mesh), mesh=mesh, directory=directory, choose=fit_memory
+        config, _demand(settings, data, mesh), mesh=mesh, directory=directory, choose=choose
     )
     config, allowed = settled.config, settled.allowed
-    facts = _facts(recipe, data, source)
-    setup = _setup(place, config, facts, source, allowed=allowed, attempt=attempt)
+    setup = _setup(place, config, _facts(settings, data, source), source, allowed=allowed)
     ended = run_directory.result_of(directory)
-    # A run that went back since is no longer at its end, and its model has other scores.
+    # After a rollback, the run is no longer at its end, and the model has other scores.
     if ended and ended["steps"] <= max(checkpoint.steps(directory), default=ended["steps"]):
         return ended
-    job = FineTuning(config, recipe, data, mesh, source=source)
-    closing = train_job(job, setup, named_hooks(config), started=started)
-    scores = {
-        split: {name: values[name] for name in values if name not in ("step", "split")}
-        for split, values in closing.scores.items()
-    }
-    found = {
+    job = FineTuning(config, settings, data, mesh, source=source)
+    found: dict[str, Any] = {
         "task": data.task.spec.name,
         "seed": config.seed,
-        "steps": closing.step,
-        "epochs": recipe.epochs,
+        "epochs": settings.epochs,
         "batch_size": config.phases[0].global_batch_size,
         "learning_rate": config.optimizer.learning_rate,
-        "scores": scores,
-        "train_loss": closing.row.get("loss"),
-        "examples_per_second": closing.row.get("examples_per_second", 0.0),
-        "diverged": _has_diverged(data, scores),
     }
+    try:
+        closing = train_job(job, setup, named_hooks(config), started=started)
+    except NonFinite as error:
+        steps = max(checkpoint.steps(directory), default=0)
+        found |= {"steps": steps, "scores": {}, "diverged": True, "reason": str(error)}
+    else:
+        scores = {
+            split: {name: values[name] for name in values if name not in ("step", "split")}
+            for split, values in closing.scores.items()
+        }
+        found |= {
+            "steps": closing.step,
+            "scores": scores,
+            "train_loss": closing.row.get("loss"),
+            "examples_per_second": closing.row.get("examples_per_second", 0.0),
+            "diverged": _has_diverged(data, scores),
+            "reason": "it is no better than one answer for all rows",
+        }
     if distributed.is_main():
         write_json(directory / run_directory.RESULT, found)
         place.sync()
@@ -138,22 +155,20 @@ def train(
 
 
 class FineTuning(TrainingJob):
-    """The `TrainingJob` of fine-tuning: the labelled rows of a task, and its scores."""
+    """The `TrainingJob` of fine-tuning: the labeled rows of a task, and its scores."""
 
     def __init__(
         self,
         config: TrainConfig,
-        recipe: Recipe,
+        settings: Settings,
         data: TaskData,
         mesh: Mesh,
         *,
         source: LoadedCheckpoint,
     ):
         self.config, self.data, self.mesh, self._source = config, data, mesh, source
-        # The head is fresh: there is nothing to score at the beginning. Batches have as many tokens
-        # as their rows ask for, and so several shapes.
         self._task_objective = self.objective = TaskObjective(config.head)
-        self.rates = _rates(config, recipe)
+        self.rates = _rates(config, settings)
         self.title = f"{config.name}, seed {config.seed}"
         self._rows = len(data.train.encoded.features)
         self._batches = training_batches(data.train.encoded.features, config, mesh)
@@ -222,10 +237,10 @@ class TaskEvaluation:
 def training_batches(
     features: Features, config: TrainConfig, mesh: Mesh
 ) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
-    """Returns what makes a batch of the numbers of its examples.
+    """Returns a function from the numbers of examples to their batch.
 
-    They are packed, where each row or each token has a label of its own. Spans have not: their
-    loss is over the tokens of a row.
+    Examples are packed if each example or each token has a label. Spans are not: their loss is over
+    the tokens of a row.
     """
     size = config.phases[0].global_batch_size
     assert features.labels is not None and features.weights is not None
@@ -235,21 +250,21 @@ def training_batches(
     return PackedBatches(features, size=size, multiple=multiple)
 
 
-def _rates(config: TrainConfig, recipe: Recipe) -> Any:
+def _rates(config: TrainConfig, settings: Settings) -> Any:
     """Returns the factor of the learning rate for each parameter."""
     return layer_rates(
         bert.abstract_params(config.model, config.head),
-        decay=recipe.layer_decay,
-        frozen_layers=recipe.freeze_layers,
+        decay=settings.layer_decay,
+        frozen_layers=settings.freeze_layers,
     )
 
 
-def _facts(recipe: Recipe, data: TaskData, source: LoadedCheckpoint) -> dict[str, Any]:
-    """Returns what defines a run beside its config."""
+def _facts(settings: Settings, data: TaskData, source: LoadedCheckpoint) -> dict[str, Any]:
+    """Returns the facts that define a run besides its config."""
     splits = {"train": data.train, **data.dev}
     return {
         "task": dataclasses.asdict(data.task.spec),
-        "recipe": dataclasses.asdict(recipe),
+        "recipe": {name: getattr(settings, name) for name in RECIPE},
         "data": data.fingerprint,
         "init_from": location.at(source.directory).name,
         "init_step": source.step,
@@ -258,7 +273,7 @@ def _facts(recipe: Recipe, data: TaskData, source: LoadedCheckpoint) -> dict[str
     }
 
 
-def _demand(recipe: Recipe, data: TaskData, mesh: Mesh) -> Demand:
+def _demand(settings: Settings, data: TaskData, mesh: Mesh) -> Demand:
     """Returns the programs of a run for its largest batch, of those that are looked at."""
 
     def training(config: TrainConfig, phase: int) -> Any:
@@ -274,7 +289,7 @@ def _demand(recipe: Recipe, data: TaskData, mesh: Mesh) -> Demand:
             TrainState.abstract(config, mesh),
             device_feed.whole_to_global(largest, mesh=mesh),
             objective=TaskObjective(config.head),
-            rates=_rates(config, recipe),
+            rates=_rates(config, settings),
         )
 
     def evaluation(config: TrainConfig, phase: int) -> Any:
@@ -298,12 +313,11 @@ def _setup(
     source: LoadedCheckpoint,
     *,
     allowed: Sequence[str],
-    attempt: int,
 ) -> RunSetup:
     directory = place.path
 
     def write() -> None:
-        run_directory.write_config(directory, config, **facts, **{ATTEMPT: attempt})
+        run_directory.write_config(directory, config, **facts)
 
     def create() -> None:
         run_directory.claim(directory)
@@ -311,9 +325,12 @@ def _setup(
         write()
 
     is_held, changes = run_directory.holds(
-        directory, config, lambda path: _changes(path, facts), allowed=allowed, but_for=(DIVERGED,),
+        directory,
+        config,
+        lambda path: _changes(path, facts),
+        allowed=allowed,
         has_allow_change=False,
-    )  # fmt: skip
+    )
     return RunSetup(
         location=place,
         is_held=is_held,
@@ -360,7 +377,7 @@ def _beginning(config: TrainConfig, source: LoadedCheckpoint) -> TrainState:
 
 
 def _has_diverged(data: TaskData, scores: dict[str, dict[str, float]]) -> bool:
-    """Returns whether the model knows no more than one that says the same of every row.
+    """Returns whether the model is no better than one with the same answer for every row.
 
     The "failed runs" of Mosbach et al. 2021, section 3. WNLI's development rows contradict its
     training rows: below chance is usual there.

@@ -1,4 +1,4 @@
-"""Says what a fine-tuned model makes of new texts, and writes files for GLUE's test server."""
+"""Predicts new rows with a fine-tuned model, and writes files for GLUE's test server."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from bert_jax.inference.forward import Forward, in_float32
 from bert_jax.interchange import name_map
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
+from bert_jax.progress import note
 from bert_jax.registry import TASK_KINDS, TASKS
 from bert_jax.tasks import glue
 from bert_jax.tasks.task import TaskSpec, task_of
@@ -38,8 +39,13 @@ class Predictor:
         stored = run_directory.stored(self._source.directory)
         if "task" not in stored:
             raise UsageError(
-                f"`checkpoint` {checkpoint} is not a workdir of bert-jax finetune, which says what "
-                "the task is; a model of another origin has to be fine-tuned first"
+                f"`checkpoint` {checkpoint} is not a workdir of bert-jax finetune, which names the "
+                "task; fine-tune a model of another origin first"
+            )
+        if run_directory.result_of(self._source.directory).get("diverged"):
+            note(
+                f"`checkpoint` {checkpoint} diverged: it is no better than one answer for all "
+                "rows; results.json names the best run"
             )
         self.spec: TaskSpec = from_dict(stored["task"], TaskSpec)
         if null_threshold is not None:
@@ -50,7 +56,7 @@ class Predictor:
         self._forward: Forward | None = None
 
     def rows(self, rows: list[Any]) -> list[dict[str, Any]]:
-        """A record for each row, as the task's kind makes them."""
+        """Returns a record for each row, in the form of the task's kind."""
         config = self._source.config
         task = task_of(self.spec)
         length = config.phases[0].sequence_length
@@ -67,7 +73,7 @@ class Predictor:
         return task.predictions(rows, encoded, outputs)
 
     def given(self, rows: Sequence[Any]) -> list[dict[str, Any]]:
-        """Returns predictions for rows written in Python, as the task's kind takes them (`row`)."""
+        """Returns predictions for rows in Python, in the form that `Task.row` accepts."""
         task = task_of(self.spec)
         return self.rows([task.row(row, number=number) for number, row in enumerate(rows)])
 
@@ -79,11 +85,11 @@ class Predictor:
         id_column: str | None = None,
         reading: SourceOptions | None = None,
     ) -> list[dict[str, Any]]:
-        """Predictions for a file or address in the task's format; a label in it is not read.
+        """Returns predictions for a file or address of the task's format; labels are not read.
 
-        `columns` are those of the texts, where the file calls them otherwise; `id_column` the one
-        that names a row of a table, which else has its number from 0; `reading` says how a table is
-        written.
+        `columns` are the names of the text columns, if they differ from the training file's.
+        `id_column` names the rows of a table, which are numbered from 0 otherwise. `reading` is the
+        format of a table.
         """
         if id_column is not None and not TASK_KINDS[self.spec.kind].has_columns:
             raise UsageError(f"`id`: a file of {self.spec.name} has no columns with names")
@@ -96,9 +102,9 @@ class Predictor:
 
 
 def write_submission(predictor: Predictor, folder: Path, output: Path) -> list[Path]:
-    """GLUE's files of predictions for the test rows in `folder`; returns them.
+    """Writes GLUE's files of predictions for the test rows in `folder`; returns them.
 
-    Labels are written as GLUE names them, STS-B's scores cut to its range of 0 to 5.
+    Labels have GLUE's names, and STS-B's scores are cut to the range 0 to 5.
     """
     task = glue.TASKS.get(predictor.spec.name)
     if task is None:

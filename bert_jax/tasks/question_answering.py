@@ -1,8 +1,9 @@
-"""Questions that a span of a paragraph answers: SQuAD 1.1 and 2.0.
+"""Questions with a span of a paragraph as their answer: SQuAD 1.1 and 2.0.
 
-From scores of first and last tokens to an answer as google-research/bert run_squad.py has it: the
-best pairs of all windows of a question compete; an answer lies within one window, is not longer
-than allowed, and begins where its token has most context. Its text is cut from the paragraph.
+Answers come from the scores of first and last tokens as in google-research/bert run_squad.py: the
+best pairs of all windows of a question compete; an answer is within one window, has a limited
+length, and begins in the window with the most context for its first token. Its text is cut from the
+paragraph.
 """
 
 import dataclasses
@@ -90,7 +91,7 @@ class SpanTask(Task):
         )
 
     def fingerprint(self, rows: Sequence[Question]) -> str:
-        # A question has answers that are no label.
+        # Answers outside all windows have no label.
         return repr([(question.id, question.answers) for question in rows])
 
     def head(self) -> HeadConfig:
@@ -161,7 +162,7 @@ class SpanTask(Task):
                         score = float(outputs[row, first, 0]) + float(outputs[row, last, 1])
                         begin, stop = windows.characters[row, [first, last], [0, 1]].tolist()
                         text = question.context[begin : _end_of_letter(question.context, stop)]
-                        # Some tokenizers count the space before a word to its sub-word.
+                        # In some tokenizers a token includes the space before its word.
                         begin += len(text) - len(text.lstrip())
                         if text := text.strip():
                             found.append(Answer(text, score, begin))
@@ -174,7 +175,7 @@ class SpanTask(Task):
         self, question: Question, answers: list[Answer], outputs_NL2: np.ndarray
     ) -> dict[str, Any]:
         if self.spec.with_unanswerable:
-            # [CLS] stands for "no answer": of all windows the one that is least sure of it.
+            # [CLS] means "no answer": the lowest score of all windows counts.
             null = float(np.min(outputs_NL2[:, 0, 0] + outputs_NL2[:, 0, 1]))
             answers = sorted([*answers, Answer("", null, -1)], key=lambda answer: -answer.score)
         candidates = answers or [Answer("", 0.0, -1)]
@@ -198,9 +199,9 @@ class SpanTask(Task):
 
 
 def _end_of_letter(text: str, stop: int) -> int:
-    """Returns where the letter before `stop` ends. Its combining marks are of it, which a
-    vocabulary without accents leaves out behind a token's last letter, and so is what is composed
-    with it: where text is composed before it is cut, the token stands for its first part alone.
+    """Returns the end of the letter before `stop`, with its combining marks and the characters that
+    compose with it. A vocabulary without accents has no token for marks, and where text is composed
+    before it is split, a token covers only the first part of a letter.
     """
     while stop < len(text) and (
         unicodedata.category(text[stop]).startswith("M")
@@ -211,8 +212,8 @@ def _end_of_letter(text: str, stop: int) -> int:
 
 
 def _is_composed(before: str, character: str) -> bool:
-    """Returns whether a character becomes one with what stands before it, as the jamo of a Korean
-    syllable, of which there are three at most, and the voicing mark of half-width kana do.
+    """Returns whether a character composes with the text before it: the jamo of a Korean syllable
+    (at most three), the voicing mark of half-width kana.
     """
     parts = (unicodedata.normalize("NFKC", part) for part in (before, character))
     return unicodedata.normalize("NFKC", before + character) != "".join(parts)

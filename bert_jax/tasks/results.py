@@ -18,10 +18,9 @@ def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, An
     directory of the best run.
 
     A score is the median over the seeds; the spread is the lowest, the highest and the sample
-    deviation. Of a seed that diverged and was restarted the last attempt counts, and the attempts
-    before it are counted as divergent; a seed whose last attempt has no score is counted and left
-    out of the median. Scores are percent or correlation x 100. Raises NonFinite if no run has a
-    score.
+    deviation. The last attempt of a seed counts; the attempts before it are counted as divergent. A
+    seed without a score is counted and left out of the median. Scores are percent or correlation x
+    100. Raises NonFinite if no run has a score.
     """
     scored = [run for run in results if run["scores"]]
     if not scored:

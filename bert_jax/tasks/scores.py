@@ -1,7 +1,7 @@
 """Scores of tasks, by the libraries the field reports with: scikit-learn, scipy, seqeval.
 
-Each is a share (0 to 1) or a correlation (-1 to 1). Where a score is not defined - a correlation
-with something constant, the F1 of a class that is neither there nor predicted - it is 0.
+Each is a share (0 to 1) or a correlation (-1 to 1). An undefined score (a correlation with a
+constant, the F1 of a class that is neither present nor predicted) is 0.
 """
 
 import warnings
@@ -29,7 +29,7 @@ def f1(gold: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def macro_f1(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns the mean of the F1 of every class that is there or predicted."""
+    """Returns the mean of the F1 of every class that is present or predicted."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(gold, predicted, average="macro", zero_division=_UNDEFINED))

@@ -95,7 +95,7 @@ class TextTask(Task):
             length=length,
             truncation=self.spec.truncation,
             remedy=LONGER if labelled else LONGER_TRAINED,
-            # A run is known by its rows as they always were, and packs others into their width.
+            # Training rows have the full width, into which PackedBatches packs them.
             width=length if labelled else 0,
         )
         if labelled:

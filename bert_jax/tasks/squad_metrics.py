@@ -1,8 +1,8 @@
 """SQuAD's exact match and F1, as the official scripts compute them (evaluate-v1.1.py, -v2.0.py).
 
-The two scripts differ where an answer is empty: 1.1 gives no F1 to answers without words in common,
-also when both have none; 2.0 takes two empty answers for equal, leaves out gold answers of which
-normalisation leaves nothing, and a question without gold answers wants the empty one.
+The two scripts differ for empty answers: 1.1 gives no F1 to answers without common words, even if
+both are empty; 2.0 takes two empty answers as equal, ignores gold answers that normalization
+empties, and expects the empty answer for a question without gold answers.
 """
 
 import collections
@@ -43,8 +43,8 @@ def score(
     """Returns `exact_match` and `f1` in percent over all questions; one that was not answered has
     0.
 
-    `with_unanswerable` follows the script of 2.0, and adds both scores of the questions that have
-    an answer and of those that have none.
+    `with_unanswerable` follows the script of 2.0, and adds both scores for the questions with an
+    answer and for those without.
     """
     rows = [
         (bool(question.answers), *_best(question, predicted.get(question.id), with_unanswerable))

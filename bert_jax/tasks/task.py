@@ -1,9 +1,8 @@
-"""A task is a value that is stored with the run, and a kind says what can be done with it.
+"""Defines tasks: a `TaskSpec` is stored with a run, and a kind (`Task`) interprets it.
 
-`TaskSpec` says what the rows are, which head they need and how they are scored; a kind (`Task`)
-reads it: texts with a class or a number, a tag for each word, questions answered by a part of a
-paragraph. A `NamedTask` is a spec with a name and a place where its rows are. Loop, evaluation and
-prediction know none of them; they ask for what `Task` lists.
+`TaskSpec` gives the rows, the head and the metrics; the kinds are texts with a class or a number,
+tags of words, and questions with an answer in a paragraph. A `NamedTask` is a spec with a name and
+a source of rows. The loop, evaluation and prediction use only the methods of `Task`.
 """
 
 import math
@@ -113,9 +112,9 @@ class Task:
     `[N, C]`, `[N, L, C]` or `[N, L, 2]`.
     """
 
-    # Tokens of a row, where nobody says otherwise (google-research/bert run_classifier.py).
+    # The default number of tokens per row (google-research/bert run_classifier.py).
     default_length = 128
-    # Whether its files are tables, whose columns have names.
+    # Whether its files are tables with named columns.
     has_columns = False
     # Whether its scores are percent already, and no shares.
     has_percent_scores = False
@@ -173,7 +172,7 @@ class Task:
     def encode(
         self, rows: Sequence[Any], tokenizer: Tokenizer, *, length: int, labelled: bool
     ) -> Encoded:
-        """Raises UsageError that names the row whose text or label is not usable."""
+        """Raises UsageError that names the row with an unusable text or label."""
         raise NotImplementedError
 
     def describe(self, rows: Sequence[Any], encoded: Encoded, *, length: int) -> str | None:
@@ -188,7 +187,7 @@ class Task:
         raise NotImplementedError
 
     def majority_baseline(self, rows: Sequence[Any]) -> float:
-        """Returns the main metric of a model that says the same of every row.
+        """Returns the main metric of a model with the same answer for every row.
 
         -inf where all rows have one answer: no model is better than the one that gives it.
         """
@@ -197,7 +196,7 @@ class Task:
     def predictions(
         self, rows: Sequence[Any], encoded: Encoded, outputs: np.ndarray
     ) -> list[dict[str, Any]]:
-        """Returns what the model says of each row, ready for JSON."""
+        """Returns the prediction for each row, for JSON."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Reads a task, by its name and its files, into rows of ids; says what is wrong with them."""
+"""Reads the files of a task into rows of ids, and reports rows with errors."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from bert_jax.progress import note
 from bert_jax.registry import TASKS
 from bert_jax.tasks.task import Encoded, Sources, Task, TaskSpec, task_of
 
-# Held-out rows, with fewer of which a score says little.
+# With fewer held-out rows, a note says that the score is mostly chance.
 _FEW_ROWS = 50
 
 

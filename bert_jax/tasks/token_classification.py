@@ -26,8 +26,8 @@ from bert_jax.tasks.task import Encoded, NamedTask, Task, TaskSpec, in_order
 
 
 def labels_of(sentences: Sequence[Sentence], scheme: str) -> tuple[str, ...]:
-    """Returns O, then all tags of the scheme for each kind of entity that occurs, by kind; in a
-    file whose tags have no prefix, the tags.
+    """Returns O, then all tags of the scheme for each kind of entity that occurs, by kind; for tags
+    without prefixes, the tags.
     """
     tags = {tag for sentence in sentences for tag in sentence.tags or ()}
     entities = tags - {OUTSIDE}
@@ -65,7 +65,7 @@ class WordTask(Task):
         )
 
     def row(self, given: Any, *, number: int) -> Sentence:
-        """Returns the words of a text, which white space separates, or of a list of words."""
+        """Returns the words of a text, split at white space, or of a list of words."""
         words = given.split() if isinstance(given, str) else given
         is_whole = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
         if not is_whole or not words:

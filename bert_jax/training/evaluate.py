@@ -180,7 +180,9 @@ def evaluate_checkpoint(
         source = load_checkpoint(checkpoint, mesh=mesh, ignore_unexpected=ignore_unexpected)
         config = source.config
         if like is not None:
-            run = load.scoring_of(like)
+            run = load.run_config(like)
+            if run is None:
+                raise UsageError(f"`like` {like} is no workdir; name the workdir of a run")
             config = dataclasses.replace(config, **{n: getattr(run, n) for n in load.SCORED_BY})
         phase = config.phases[-1]
         if length is not None:
@@ -241,7 +243,7 @@ def trained_on(directory: Path, checkpoint: Path | str) -> CorpusPlace | None:
 
 def _note_seen(source: load.LoadedCheckpoint, corpus: Corpus, *, is_named: bool) -> None:
     """Says where a run was, or may have been, trained on held-out text that it is scored on."""
-    if not source.is_run or not (source.directory / run_directory.CONFIG).is_file():
+    if not source.is_run:
         return
     was = (run_directory.stored(source.directory).get("corpus") or {}).get("fingerprint")
     if was in (None, corpus.fingerprint):

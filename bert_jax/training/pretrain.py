@@ -18,7 +18,7 @@ from bert_jax.errors import some
 from bert_jax.memory import fit as fitting
 from bert_jax.memory.fit import Demand
 from bert_jax.objectives.objective import Objective
-from bert_jax.pretrained import import_export
+from bert_jax.pretrained.export import export_warning
 from bert_jax.progress import note
 from bert_jax.registry import OBJECTIVES
 from bert_jax.runtime import distributed
@@ -79,7 +79,7 @@ def pretrain(
     preflight.require_fitting(config, corpus)
     mesh = preflight.mesh_of(config)
     preflight.require_on_mesh(config, mesh)
-    for line in (*mask_warnings(config), import_export.export_warning(config)):
+    for line in (*mask_warnings(config), export_warning(config)):
         if line:
             note(line)
     with only_trainer(workdir_path, mesh=mesh) as guard:

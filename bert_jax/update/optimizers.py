@@ -156,26 +156,3 @@ def adam_with_decay(
         ),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask),
     )
-
-
-def adam_state(opt_state: Any) -> optax.ScaleByAdamState | None:
-    """Returns the part of an optimiser's state that holds Adam's moments; None if none does."""
-    found = [s for s in jax.tree.leaves(opt_state, is_leaf=_is_adam) if _is_adam(s)]
-    return found[0] if len(found) == 1 else None
-
-
-def with_adam_state(opt_state: Any, new: optax.ScaleByAdamState) -> Any:
-    """Returns `opt_state` with other moments."""
-    return jax.tree.map(lambda s: new if _is_adam(s) else s, opt_state, is_leaf=_is_adam)
-
-
-def _is_adam(state: Any) -> bool:
-    """Returns whether these are moments of every parameter: Muon keeps Adam's of some alone."""
-    if not isinstance(state, optax.ScaleByAdamState):
-        return False
-    moments = jax.tree.leaves(state.mu, is_leaf=_is_left_out)
-    return not any(_is_left_out(moment) for moment in moments)
-
-
-def _is_left_out(moment: Any) -> bool:
-    return isinstance(moment, optax.MaskedNode)

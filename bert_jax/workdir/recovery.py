@@ -55,8 +55,8 @@ def prepare_resume(workdir: Path) -> int | None:
     checkpoint.remove_unfinished(workdir)
     chosen = newest_good_step(workdir)
     # No event names the step that an averaged checkpoint begins with.
-    is_imported = bool(run_directory.stored(workdir).get("imported_from"))
-    if chosen is None and (is_imported or _saved(workdir)):
+    is_mean = bool(run_directory.stored(workdir).get("mean_of"))
+    if chosen is None and (is_mean or _saved(workdir)):
         raise NoUsableCheckpoint(
             f"workdir {location.at(workdir).name} had checkpoints that are no longer "
             "there; put them back, or start again in another `workdir`"

@@ -29,8 +29,6 @@ CONFIG, TOKENIZER = "config.json", "tokenizer"
 RESULT = "result.json"
 # The corpora of a mixture, in the description of the corpus in config.json.
 SOURCES = inputs.SOURCES
-# Begins `imported_from` in an average of several checkpoints.
-MEAN_OF = "the mean of "
 _NEW_CONFIG = f"{CONFIG}.new"
 # The sizes by which a large corpus is cut (data/corpus/pieces.py), in config.json.
 _BLOCKS = "blocks"
@@ -67,14 +65,12 @@ def holds(
     changes: Callable[[Path], list[Change]],
     *,
     allowed: Sequence[str] = (),
-    but_for: tuple[str, ...] = (),
     has_allow_change: bool = True,
 ) -> tuple[bool, list[Change]]:
     """Does as `holds_run` for any run; `changes` returns the differences from its config.json that
     are not of the config.
 
-    A free directory may have names that begin with one of `but_for`. `has_allow_change` is as in
-    `config.resume.allowed_changes`.
+    `has_allow_change` is as in `config.resume.allowed_changes`.
     """
     path = directory / CONFIG
     if path.is_file():
@@ -89,19 +85,16 @@ def holds(
         )
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"`workdir` {directory} is a file; choose a directory")
-    if directory.is_dir() and not is_free(directory, but_for=but_for):
+    if directory.is_dir() and not is_free(directory):
         raise UsageError(
             f"`workdir` {directory} is not empty and holds no run; choose another directory"
         )
     return False, []
 
 
-def is_free(directory: Path, *, but_for: tuple[str, ...] = ()) -> bool:
-    """Returns whether a directory is empty, or has only what an interrupted start has written.
-
-    Names that begin with one of `but_for` do not count.
-    """
-    but_for = (*but_for, location.LOCK, location.OWNER)
+def is_free(directory: Path) -> bool:
+    """Returns whether a directory is empty, or has only what an interrupted start has written."""
+    but_for = (location.LOCK, location.OWNER)
     names = {path.name for path in directory.iterdir() if not path.name.startswith(but_for)}
     return not names or (_NEW_CONFIG in names and names <= {_NEW_CONFIG, TOKENIZER})
 
@@ -118,7 +111,6 @@ def create(
     corpus: Corpus,
     *,
     init_from: Path | str | None,
-    imported_from: Path | None = None,
 ) -> None:
     """Makes `directory` the workdir of a new run: its config and its tokenizer."""
     claim(directory)
@@ -128,7 +120,6 @@ def create(
         config,
         corpus=_named(corpus),
         init_from=None if init_from is None else str(init_from),
-        **({} if imported_from is None else {"imported_from": str(imported_from)}),
         **{_BLOCKS: BLOCKS._asdict()},
     )
 
@@ -213,7 +204,7 @@ def nearby(path: Path) -> str:
 def is_continued(directory: Path) -> bool:
     """Returns whether the run in `directory`, if there is one, began with trained parameters."""
     begun = stored(directory)
-    return bool(begun.get("init_from") or begun.get("imported_from"))
+    return bool(begun.get("init_from") or begun.get("mean_of"))
 
 
 def change(directory: Path, config: TrainConfig, corpus: Corpus) -> None:

@@ -93,7 +93,7 @@ def _show_corpus(options: ShowOptions) -> None:
 def _show_config(options: ShowOptions, resolved: TrainConfig) -> None:
     """Prints all of it, and a note where no other system will read the model."""
     print(json.dumps(to_dict(resolved), indent=2))
-    from bert_jax.pretrained.import_export import export_warning
+    from bert_jax.pretrained.export import export_warning
 
     if warning := export_warning(resolved):
         note(warning)

@@ -8,7 +8,7 @@ from bert_jax import config_loader
 from bert_jax.config import TrainConfig
 from bert_jax.config_checks import mask_warnings, validate
 from bert_jax.data.corpus.store import Corpus
-from bert_jax.pretrained import import_export
+from bert_jax.pretrained import export as exporting
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import preflight
 from bert_jax.training.held_out_hooks import HeldOutFigure
@@ -75,7 +75,7 @@ def expected(config: TrainConfig, corpus: Corpus) -> Finding:
 
 def export(config: TrainConfig) -> Finding:
     """A class of transformers computes the model, so that it can be exported."""
-    if warning := import_export.export_warning(config):
+    if warning := exporting.export_warning(config):
         text = warning.removeprefix("note: ")
         found, _, remedy = text.rpartition("; ")
         return warned(found or text, remedy if found else "only bert-jax reads the model")

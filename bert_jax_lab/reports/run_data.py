@@ -62,7 +62,7 @@ def run_data(run: RunRecord, *, examples: Sequence[Any] = ()) -> dict[str, Any]:
     result = run_directory.result_of(run.directory)
     if result.get("steps") != run.account["step"]:  # the run went back since
         result = {}
-    began = run.stored.get("init_from") or run.stored.get("imported_from")
+    began = run.stored.get("init_from")
     values = {
         **run.account,
         "name": run.name,

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import jax
@@ -17,13 +16,10 @@ import pytest
 from jax.sharding import AxisType
 
 import bert_jax
-from bert_jax import config_checks
 from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig
-from bert_jax.config_loader import override
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface
-from tests import tiny_corpus
 from tests.paths import ROOT
 
 _ROOT = ROOT
@@ -89,7 +85,6 @@ def test_the_first_script_gives_the_numbers_of_the_command_line(tmp_path, runs, 
     command = ["embed", "--checkpoint", path, "--input", str(tmp_path / "texts.txt")]
     assert main([*command, "--length", "48", "--output", str(output)]) == 0
     np.testing.assert_array_equal(found["vectors"], np.load(output)["vectors"])
-    assert found["training"].steps_done == 1
 
 
 def test_the_page_runs_from_top_to_bottom(tmp_path, runs, capsys, monkeypatch, logger):
@@ -131,7 +126,7 @@ def run_notebook(name: str, *, change: tuple[str, str] = ("", "")) -> dict:
 
 def test_the_notebook_runs(runs, capsys):
     found = run_notebook("python.ipynb", change=('"../runs/demo/workdir"', f'"{runs}/base"'))
-    assert found["training"].steps_done == len(found["losses"])
+    assert found["closing"]["step"] == 20
     assert found["model"].step > 0 and found["vectors"].shape[0] == 3
     # The paths are those of the demo, as seen from the notebook's own folder.
     demo = (_ROOT / "examples" / "demo.sh").read_text(encoding="utf-8")
@@ -272,9 +267,7 @@ def test_a_model_needs_no_mesh_and_minds_none(exported, model):
         theirs = jax.make_mesh((4, 2), ("rows", "model"), axis_types=(kind,) * 2)
         with jax.set_mesh(theirs):
             found = bert_jax.load(exported).logits("The horse eats hay.")
-            training = bert_jax.Training(model, texts=tiny_corpus.documents(number=3))
             assert jax.sharding.get_mesh() == theirs
-        assert training.batch()["input_ids"].shape == (16, 48)
         for name, array in expected.items():
             np.testing.assert_array_equal(found[name], array)
     batch = model.encode("The horse eats hay.")
@@ -403,163 +396,10 @@ def test_rows_of_every_kind_are_read():
             kind.row(row, number=7)
 
 
-# --- batches and a training -----------------------------------------------------------------------
-
-
-def test_a_training_makes_the_updates_of_the_run(trained, corpus):
-    """Fresh from the config: batches and metrics of `pretrain`, to the bit."""
-    config = bert_jax.load_config(str(trained / "config.json"))
-    training = bert_jax.Training(config, corpus=corpus)
-    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    for step, batch in enumerate(bert_jax.batches(corpus, config, stop=2), 1):
-        mine = training.batch()
-        assert all((mine[name] == array).all() for name, array in batch.items())
-        metrics = training.step()
-        logged = next(row for row in rows if row["step"] == step and "split" not in row)
-        assert {name: logged[name] for name in metrics if name in logged} == {
-            name: value for name, value in metrics.items() if name in logged
-        }
-        assert {"loss", "grad_norm", "learning_rate"} <= metrics.keys() & logged.keys()
-    assert training.steps_done == 2
-
-
-def test_a_training_has_held_out_figures_and_a_gradient(trained, corpus):
-    """The figures are those of the run; the loss moves along its gradient as calculus says."""
-    training = bert_jax.Training(bert_jax.load(trained), corpus=corpus)
-    last = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()][-1]
-    assert last["split"] == "validation"
-    assert training.evaluate()["mlm_loss"] == pytest.approx(last["mlm_loss"], rel=1e-5)
-    params, batch = jax.device_get(training.state.params), training.batch()
-    loss, gradients = jax.jit(jax.value_and_grad(training.loss))(params, batch)
-    slope = sum(float((np.asarray(g, np.float64) ** 2).sum()) for g in jax.tree.leaves(gradients))
-    moved = jax.tree.map(lambda p, g: p - 1e-3 * np.asarray(g), params, gradients)
-    assert float(jax.jit(training.loss)(moved, batch)) == pytest.approx(
-        float(loss) - 1e-3 * slope, abs=1e-4 * slope
-    )
-    with pytest.raises(UsageError, match="texts have no held-out side"):
-        texts = tiny_corpus.documents(number=3)
-        bert_jax.Training(bert_jax.load(trained), texts=texts).evaluate()
-
-
-def test_the_loss_of_a_training_is_that_of_the_phase(corpus):
-    """Which may change the model: theta moves the loss, and the update says the same loss."""
-    first = {"sequence_length": 32, "steps": 1, "global_batch_size": 4}
-    second = first | {"model": {"rope_theta": 20.0}}
-    changes = ["model.position_embedding_type=rotary", f"phases={json.dumps([first, second])}",
-               "model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0",
-               "optimizer.warmup_steps=0"]  # fmt: skip
-    config = override(tiny_corpus.tiny_config(), changes)
-    training = bert_jax.Training(config, corpus=corpus)
-    for _ in range(2):
-        params, batch = jax.device_get(training.state.params), training.batch()
-        loss = float(training.loss(params, batch))
-        assert training.step()["loss"] == pytest.approx(loss, rel=1e-5)
-
-
-def test_a_training_leaves_models_alone_and_ends(model):
-    before = jax.device_get(model.params)
-    config = bert_jax.config_for(model, steps=2, learning_rate=1e-3)
-    training = bert_jax.Training(model, texts=tiny_corpus.documents(number=4), config=config)
-    training.step()
-    between = training.model()
-    kept = jax.device_get(between.params)
-    training.step()
-    with pytest.raises(UsageError, match="the run has ended: its config has 2 steps"):
-        training.step()
-    for now, then in ((model.params, before), (between.params, kept)):
-        jax.tree.map(np.testing.assert_array_equal, jax.device_get(now), then)
-    moved = np.abs(kept["encoder"]["layer_0"]["query"]["kernel"]
-                   - before["encoder"]["layer_0"]["query"]["kernel"])  # fmt: skip
-    assert 0 < moved.max() < 0.1
-    assert between.step == 1 and between.fill_mask(_TEXT) != model.fill_mask(_TEXT)
-
-
-def test_a_model_of_several_corpora_goes_on_from_one(model):
-    config = override(model.config, ["data.source_weights=a=3,b=1"])
-    weighed = type(model)(dataclasses.replace(model.source, config=config))
-    training = bert_jax.Training(weighed, texts=tiny_corpus.documents(number=4))
-    assert training.config.data.source_weights == ""
-    assert bert_jax.config_for(weighed).data.source_weights == "a=3,b=1"
-
-
-def test_the_config_of_a_training_is_of_the_last_phase_and_no_longer_than_its_steps():
-    changes = ["phases.0.masked_lm_prob=0.3", "optimizer.schedule=warmup_stable_decay",
-               "optimizer.schedule.decay_steps=150"]  # fmt: skip
-    config = override(tiny_corpus.tiny_config(), changes)
-    config = dataclasses.replace(config, phases=config.phases[:1])
-    found = bert_jax.config_for(types.SimpleNamespace(config=config), steps=10)  # type: ignore[arg-type]
-    (phase,) = found.phases
-    assert phase.mask_rate(found.data.masked_lm_prob) == 0.3
-    assert phase.max_predictions == round(0.3 * phase.sequence_length)
-    assert found.optimizer.schedule.decay_steps == 10
-    config_checks.validate(config_checks.complete(found))
-
-
-def test_texts_are_the_corpus_that_prepare_makes_of_them(corpus):
-    opened = bert_jax.open_corpus(str(corpus))
-    tokenizer = bert_jax.load_tokenizer(corpus / "tokenizer")
-    texts = tiny_corpus.documents()
-    found = bert_jax.corpus_of([*texts, ""], tokenizer).train
-    # Prepare has set documents aside to evaluate on.
-    documents = [split.document_starts.size - 1 for split in (opened.train, opened.validation)]
-    assert found.document_starts.size - 1 == sum(documents) == len(texts)
-    sentences = [split.sentence_starts.size - 1 for split in (opened.train, opened.validation)]
-    assert found.sentence_starts.size - 1 == sum(sentences)
-    tokens = np.concatenate([*opened.train.shards, *opened.validation.shards])
-    assert sorted(found.shards[0]) == sorted(tokens) and found.shards[0].dtype == tokens.dtype
-
-
-def test_half_a_surrogate_pair_is_read_as_prepare_reads_it(model, corpus):
+def test_half_a_surrogate_pair_is_read_as_the_replacement_character(model):
     half, whole = (f"the {sign} horse [MASK]. It eats." for sign in "\ud800\ufffd")
-    tokenizer = bert_jax.load_tokenizer(corpus / "tokenizer")
-    made = [bert_jax.corpus_of([text], tokenizer).train.shards[0] for text in (half, whole)]
-    np.testing.assert_array_equal(*made)
     np.testing.assert_array_equal(
         *(model.encode([(text, text)])["input_ids"] for text in (half, whole))
     )
     np.testing.assert_array_equal(model.embed(half), model.embed(whole))
     assert model.fill_mask(half) == model.fill_mask(whole)
-
-
-def test_a_batch_as_text():
-    class Words:
-        @staticmethod
-        def tokens(ids):
-            return [("[PAD]", "[CLS]", "[SEP]", "[MASK]", "horse", "hay")[i] for i in ids]
-
-    batch = {
-        "input_ids": np.array([[1, 4, 2, 3, 2, 0]]),
-        "sequence_ids": np.array([[1, 1, 1, 1, 1, 0]]),
-        "mlm_positions": np.array([[3, 0]]),
-        "mlm_targets": np.array([[5, 0]]),
-        "mlm_weights": np.array([[1.0, 0.0]]),
-        "nsp_labels": np.array([[1]]),
-        "nsp_weights": np.array([[1.0]]),
-    }
-    shown = bert_jax.show_batch(batch, Words)  # type: ignore[arg-type]
-    assert shown == "[CLS] horse [SEP] [MASK]{hay} [SEP] (is not next)"
-
-
-def test_a_training_that_cannot_be_is_refused(model, corpus):
-    texts = tiny_corpus.documents(number=3)
-    config = tiny_corpus.tiny_config()
-    for make, message in (
-        (lambda: bert_jax.Training(model), "needs either texts or a corpus"),
-        (lambda: bert_jax.Training(model, texts=texts[:1]), "has 1 document"),
-        (lambda: bert_jax.Training(model, texts="a"), "one string; make it a list"),
-        (lambda: bert_jax.Training(model, texts=["", " "]), "the texts have no words"),
-        (lambda: bert_jax.Training(model, texts=["a", None]), "text 1: expected a text, got None"),  # type: ignore[list-item]
-        (lambda: bert_jax.Training(model, texts={"a": 1}), "expected a list of texts"),  # type: ignore[arg-type]
-        (lambda: bert_jax.Training(config, texts=texts), "need a tokenizer"),
-        (lambda: bert_jax.Training(config, corpus=corpus, config=config), "or from a model"),
-        (lambda: bert_jax.Training("runs/base", texts=texts), "that load"),  # type: ignore[arg-type]
-        (
-            lambda: bert_jax.Training(
-                bert_jax.override(config, ["optimizer.warmup_steps=200"]), corpus=corpus
-            ),
-            "the learning rate would never come down",
-        ),
-        (lambda: bert_jax.batches(corpus, config, stop=201), "steps 0 to 201: the run has 200"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            make()

@@ -398,7 +398,6 @@ def _without_steps(directory: str, names: list[str]) -> list[str]:
         ("embed", "--checkpoint", "w", "--input", "t", "--output"),
         ("predict", "--checkpoint", "w", "--input", "t", "--output"),
         ("export", "--checkpoint", "w", "--output"),
-        ("import", "--checkpoint", "w", "--output"),
         ("average", "--checkpoint", "w", "--output"),
         ("pretrain", "bert_base", "--corpus", "c", "--workdir"),
         ("finetune", "--checkpoint", "c", "--task", "ner", "--workdir"),
@@ -427,8 +426,6 @@ def test_a_checkpoint_of_another_model(tmp_path, config, corpus, trained, refuse
 def test_output_that_is_there_already(tmp_path, trained, exported, refused):
     said = refused(2, "export", "--checkpoint", trained, "--output", exported)
     assert said.startswith(f"--output {exported} is not empty")
-    said = refused(2, "import", "--checkpoint", exported, "--output", trained)
-    assert said.startswith(f"--output {trained} is not empty")
 
 
 def test_a_vocabulary_smaller_than_the_ids_of_a_checkpoint(tmp_path, exported, corpus, refused):

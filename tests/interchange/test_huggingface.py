@@ -1,7 +1,6 @@
 """Hugging Face directories: every name once, every bit back, equal logits in their library."""
 
 import json
-import re
 import struct
 
 import jax
@@ -11,13 +10,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.__main__ import main
-from bert_jax.config import ModelConfig
+from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NonFinite, UsageError
 from bert_jax.inference.fill_mask import fill_mask
 from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
 from bert_jax.pretrained.load import load_checkpoint
+from bert_jax.registry import FAMILIES
 from tests.models import assert_same
 
 _TEXT = "In winter the [MASK] of Ada sleeps in the stable."
@@ -43,23 +43,15 @@ def copied(tmp_path, exported):
 
 @pytest.mark.parametrize("layers", [1, 2, 12])
 def test_every_parameter_has_one_name(layers):
-    config = ModelConfig(num_hidden_layers=layers)
-    names = huggingface.tensor_names(config)
+    config, head = ModelConfig(num_hidden_layers=layers), HeadConfig()
+    names = FAMILIES["bert"].names.names(config, head)
     assert len(names) == len(jax.tree.leaves(bert.abstract_params(config))) == 16 * layers + 14
     assert len(set(names.values())) == len(names)
-
-
-def test_names_are_those_of_their_model():
-    names = huggingface.tensor_names(ModelConfig(num_hidden_layers=2))
-    assert names["encoder.layer_1.attention_output.kernel"] == (
-        "bert.encoder.layer.1.attention.output.dense.weight"
-    )
-    assert names["encoder.embeddings.word.embedding"] == "bert.embeddings.word_embeddings.weight"
-    assert names["mlm.bias"] == "cls.predictions.bias"
-    assert names["nsp.kernel"] == "cls.seq_relationship.weight"
-    assert names["encoder.layer_0.output_norm.scale"] == (
-        "bert.encoder.layer.0.output.LayerNorm.weight"
-    )
+    query = names["encoder", f"layer_{layers - 1}", "attention_output", "kernel"]
+    assert query == f"bert.encoder.layer.{layers - 1}.attention.output.dense.weight"
+    assert names["mlm", "bias"] == "cls.predictions.bias"
+    norm = names["encoder", "layer_0", "output_norm", "scale"]
+    assert norm == "bert.encoder.layer.0.output.LayerNorm.weight"
 
 
 # --- round trip ----------------------------------------------------------------------------------
@@ -78,14 +70,6 @@ def test_what_is_written(exported):
     assert (config["model_type"], config["hidden_size"], config["vocab_size"]) == ("bert", 32, 240)
     settings = json.loads((exported / "tokenizer_config.json").read_text())
     assert settings["model_max_length"] == 48
-
-
-def test_nothing_is_written_over(trained, exported, on_one_device):
-    source = load_checkpoint(trained, mesh=on_one_device)
-    before = (exported / "model.safetensors").read_bytes()
-    with pytest.raises(UsageError, match="is not empty"):
-        huggingface.write(exported, source.params, source.config.model, tokenizer=source.tokenizer)
-    assert (exported / "model.safetensors").read_bytes() == before
 
 
 # --- other people's habits -----------------------------------------------------------------------
@@ -107,22 +91,6 @@ def read(directory):
     return huggingface.read(directory).params
 
 
-def test_old_names_and_tied_copies_are_understood(copied, exported):
-    def age(tensors):
-        for name in list(tensors):
-            old = re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", name)
-            old = re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", old)
-            tensors[old] = tensors.pop(name)
-        tensors["cls.predictions.decoder.weight"] = tensors[
-            "bert.embeddings.word_embeddings.weight"
-        ].copy()
-        tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"].copy()
-        tensors["bert.embeddings.position_ids"] = np.arange(48)[None]
-
-    rewrite(copied, age)
-    assert_same(read(copied), read(exported))
-
-
 def test_an_index_that_was_left_behind(copied, exported):
     """transformers removes the files that one replaces, and leaves their index."""
     index = {"weight_map": {"bert.pooler.dense.bias": "model-00001-of-00002.safetensors"}}
@@ -135,7 +103,7 @@ def test_an_index_that_was_left_behind(copied, exported):
 )
 def test_activations_by_their_names(copied, theirs, ours):
     edit_config(copied, hidden_act=theirs)
-    assert huggingface.read_config(copied).hidden_act == ours
+    assert huggingface.read(copied).model.hidden_act == ours
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -213,7 +181,7 @@ def test_pickles_are_not_opened(copied):
     (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
     with pytest.raises(UsageError) as caught:
         read(copied)
-    assert "has no model.safetensors (found README.md, bert_jax_run.json," in str(caught.value)
+    assert "has no model.safetensors (found README.md, config.json," in str(caught.value)
     assert "pytorch_model.bin" in str(caught.value)
     assert "pytorch_model.bin is pickled, and pickles are never read" in str(caught.value)
     (copied / "pytorch_model.bin").rename(copied / "model.safetensors.incomplete")
@@ -232,17 +200,17 @@ def test_pickles_are_not_opened(copied):
         ({"model_type": "gpt2"}, "are read. If a file of yours registers it, name that file with"),
         (
             {"position_embedding_type": "rotary"},
-            "type 'rotary' is not supported",
+            "position_embedding_type is 'rotary'; expected one",
         ),
-        ({"hidden_act": "relu"}, "hidden_act 'relu' is not one of gelu, gelu_new"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'; expected one of gelu, gelu_new"),
         ({"num_attention_heads": 5}, "does not divide hidden_size 32"),
-        ({"hidden_size": "wide"}, "hidden_size: expected int, got 'wide'"),
+        ({"hidden_size": "wide"}, "hidden_size is 'wide'; expected int"),
     ],
 )
 def test_a_config_that_is_no_bert_of_ours(copied, changes, message):
     edit_config(copied, **changes)
     with pytest.raises(UsageError) as caught:
-        huggingface.read_config(copied)
+        huggingface.read(copied)
     assert message in str(caught.value)
 
 
@@ -251,7 +219,7 @@ def test_a_config_that_cannot_be_read(copied, text, message):
     path = copied / "config.json"
     path.unlink() if text is None else path.write_text(text)
     with pytest.raises(UsageError, match=message):
-        huggingface.read_config(copied)
+        huggingface.read(copied)
 
 
 # --- against transformers ------------------------------------------------------------------------

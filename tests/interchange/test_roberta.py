@@ -2,20 +2,22 @@
 
 import dataclasses
 import json
-import re
 
 import jax
+import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
-from bert_jax.__main__ import main
 from bert_jax.config_loader import load_config
+from bert_jax.data.tasks.conll import Sentence
+from bert_jax.data.tasks.encode_rows import encode_words
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_byte_level_bpe
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface
 from bert_jax.model import bert
-from bert_jax.pretrained.load import imported_config
+from bert_jax.pretrained.load import foreign_config
 from tests.models import HEADS, SIZES, assert_same, random_params, vocabulary
 
 CLASSES = sorted(HEADS.keys() - {"ForPreTraining", "ForNextSentencePrediction"})
@@ -56,23 +58,42 @@ def test_a_byte_level_vocabulary_makes_a_roberta(tmp_path, words, name):
     huggingface.write(tmp_path / "2", back.params, back.model, head=back.head, tokenizer=words)
     for file in ("model.safetensors", "config.json", "vocab.json", "merges.txt"):
         assert (tmp_path / "2" / file).read_bytes() == (tmp_path / "1" / file).read_bytes()
-    assert imported_config(back).data.rows == "full_sentences"
+    assert foreign_config(back).data.rows == "full_sentences"
 
 
-@pytest.mark.parametrize("name", ["ForMaskedLM", "ForSequenceClassification", "Model"])
-def test_imported_and_exported_by_the_command_line(tmp_path, words, name):
-    written(tmp_path / "1", words, name)
-    steps = (
-        ("import", tmp_path / "1", tmp_path / "run"),
-        ("export", tmp_path / "run", tmp_path / "2"),
-    )
-    for verb, source, output in steps:
-        command = [verb, "--checkpoint", str(source), "--output", str(output)]
-        assert (
-            main(command + ["--allow-missing-heads"] * (name == "Model" and verb == "import")) == 0
-        )
-    for file in ("model.safetensors", "config.json", "vocab.json", "merges.txt"):
-        assert (tmp_path / "2" / file).read_bytes() == (tmp_path / "1" / file).read_bytes()
+def test_positions_begin_after_the_padding(tmp_path, words):
+    params, tensors = written(tmp_path / "hf", words, "ForMaskedLM")
+    tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((2, 0), (0, 0)))
+    save_file(tensors, tmp_path / "hf/model.safetensors")
+    path = tmp_path / "hf/config.json"
+    described = json.loads(path.read_text())
+    path.write_text(json.dumps(described | {"pad_token_id": 3, "max_position_embeddings": 24}))
+    assert_same(huggingface.read(tmp_path / "hf").params, params)
+    path.write_text(json.dumps(described | {"pad_token_id": -1}))
+    with pytest.raises(UsageError, match="pad_token_id is -1; RoBERTa's positions begin behind it"):
+        huggingface.read(tmp_path / "hf")
+
+
+def test_a_pooler_that_a_classifier_does_not_use(tmp_path, words):
+    params, tensors = written(tmp_path / "hf", words, "ForSequenceClassification")
+    extra = {"roberta.pooler.dense.weight": np.zeros((24, 24), np.float32)}
+    save_file(tensors | extra, tmp_path / "hf/model.safetensors")
+    assert_same(huggingface.read(tmp_path / "hf").params, params)
+
+
+@pytest.mark.parametrize("name", ["ForTokenClassification", "ForMaskedLM"])
+def test_words_of_a_sentence_begin_as_in_running_text(tmp_path, words, name):
+    """A space is part of the word after it, also in the tokenizer of an exported tagger."""
+    sentence = Sentence("line 1", ("the", "bear", "eats"), None)
+    rows = encode_words([sentence], load_tokenizer(words), length=16, labels=None)
+    ids = rows.features.input_ids[0][: rows.features.lengths[0]].tolist()
+    written(tmp_path / "hf", words, name)
+    taken = Tokenizer.from_file(str(tmp_path / "hf/tokenizer.json"))
+    assert ids == taken.encode(" the bear eats").ids
+    found = taken.encode(list(sentence.words), is_pretokenized=True).ids
+    assert (found == ids) == (name == "ForTokenClassification")
+    again = encode_words([sentence], load_tokenizer(tmp_path / "hf"), length=16, labels=None)
+    assert again.features.input_ids[0].tolist() == rows.features.input_ids[0].tolist()
 
 
 def test_the_family_that_is_asked_for(tmp_path, words):
@@ -169,47 +190,40 @@ def out_and_in(folder, words, model, head):
     return load_file(folder / "1" / "model.safetensors"), described
 
 
-def test_what_a_roformer_is_not(tmp_path, words):
-    model = dataclasses.replace(_ONE_SEGMENT, position_embedding_type="rotary_interleaved")
-    for changes, name, said in (
-        ({}, "ForPreTraining", "no name for pooler, nsp"),
-        ({}, "ForSequenceClassification", "pooler_act is tanh, and this format has gelu there"),
-        ({"rope_theta": 1000.0}, "ForMaskedLM", "rope_theta is 1000.0, which this format does"),
+_ROFORMER = {"position_embedding_type": "rotary_interleaved"}
+_PRE_NORM = {"norm_placement": "pre"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "options", "message"),
+    [
+        (_ROFORMER, "ForPreTraining", {}, "no name for pooler, nsp"),
+        (_ROFORMER, "ForSequenceClassification", {}, "pooler_act is tanh, and this format"),
+        (_ROFORMER | {"rope_theta": 1000.0}, "ForMaskedLM", {}, r"model\.rope_theta is 1000"),
+        ({"position_embedding_type": "rotary"}, "ForMaskedLM", {}, "does not support"),
+        (_PRE_NORM, "ForPreTraining", {}, "no name for nsp"),
         (
-            {"position_embedding_type": "rotary"},
-            "ForMaskedLM",
-            "which this format does not support",
+            _PRE_NORM | {"norm": "rmsnorm", "norm_bias": False}, "ForMaskedLM", {},
+            r"model\.norm is rmsnorm, model\.norm_bias is false",
         ),
-    ):
-        with pytest.raises(UsageError, match=re.escape(said)):
-            written(tmp_path / "1", words, name, model=dataclasses.replace(model, **changes))
-    written(tmp_path / "2", words, "ForMaskedLM", model=model)
-    described = json.loads((tmp_path / "2/config.json").read_text()) | {"rotary_value": True}
-    (tmp_path / "2/config.json").write_text(json.dumps(described))
-    with pytest.raises(UsageError, match="rotary_value is true"):
-        huggingface.read(tmp_path / "2")
+        ({}, "ForMaskedLM", {"model_type": "roberta-prelayernorm"}, "norm_placement is post"),
+        (_PRE_NORM, "ForMaskedLM", {"model_type": "bert"}, "norm_placement is pre"),
+    ],
+)  # fmt: skip
+def test_what_a_family_cannot_express(tmp_path, words, changes, name, options, message):
+    model = dataclasses.replace(_ONE_SEGMENT, **changes)
+    with pytest.raises(UsageError, match=message):
+        written(tmp_path / "hf", words, name, model=model, **options)
+    assert not (tmp_path / "hf").exists()
 
 
-def test_what_a_pre_layer_norm_is_not(tmp_path, words):
-    model = dataclasses.replace(_ONE_SEGMENT, norm_placement="pre")
-    with pytest.raises(UsageError, match="no name for nsp"):
-        written(tmp_path / "1", words, "ForPreTraining", model=model)
-    with pytest.raises(UsageError, match=r"norm is rmsnorm, model\.norm_bias is False, which"):
-        rms = dataclasses.replace(model, norm="rmsnorm", norm_bias=False)
-        written(tmp_path / "2", words, "ForMaskedLM", model=rms)
-    with pytest.raises(UsageError, match="norm_placement is post, which this format"):
-        written(tmp_path / "3", words, "ForMaskedLM", model_type="roberta-prelayernorm")
-    with pytest.raises(UsageError, match="norm_placement is pre, which this format does not"):
-        written(tmp_path / "4", words, "ForMaskedLM", model=model, model_type="bert")
-
-
-def test_moments_of_a_roberta(tmp_path, words):
-    moments = tuple(random_params(_ONE_SEGMENT, HEADS["ForMaskedLM"], seed=s) for s in (1, 2))
-    written(tmp_path / "hf", words, "ForMaskedLM", moments=moments, step=7)
-    back = huggingface.read(tmp_path / "hf")
-    assert back.step == 7
-    for ours, theirs in zip(moments, back.moments, strict=True):
-        assert_same(ours, theirs)
+def test_a_roformer_that_rotates_values_is_refused(tmp_path, words):
+    model = dataclasses.replace(_ONE_SEGMENT, **_ROFORMER)
+    written(tmp_path / "hf", words, "ForMaskedLM", model=model)
+    path = tmp_path / "hf/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rotary_value": True}))
+    with pytest.raises(UsageError, match="rotary_value is True"):
+        huggingface.read(tmp_path / "hf")
 
 
 def test_other_vocabularies_make_a_bert(tmp_path):

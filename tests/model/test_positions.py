@@ -15,7 +15,7 @@ from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
 from bert_jax.config_loader import load_config
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, tf1
-from bert_jax.interchange.name_map import ImportedModel
+from bert_jax.interchange.name_map import Foreign
 from bert_jax.model import bert
 from bert_jax.model.encoder import repeated
 from bert_jax.model.positions import Position, distance_bias
@@ -336,7 +336,7 @@ def test_relative_positions_are_written_and_read_as_transformers_4_has_them(tmp_
 
 @each_kind
 def test_a_format_that_cannot_say_a_kind_refuses_it(kind, tmp_path):
-    foreign = ImportedModel(model=model_of(kind), head=HeadConfig(), params={})
+    foreign = Foreign(model_of(kind), HeadConfig(), {})
     message = f"model.position_embedding_type is {kind}, which this format does not support"
     if kind != "learned":
         with pytest.raises(UsageError, match=message):

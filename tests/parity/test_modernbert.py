@@ -9,7 +9,7 @@ from bert_jax.interchange import huggingface
 from bert_jax.interchange.modernbert import FAMILY
 from bert_jax.model.mask import Mask
 from tests.golden.make_modernbert import HEAD, MODEL, documents, params
-from tests.interchange.test_modernbert import logits_of, row_of
+from tests.interchange.test_rotary_families import logits_of, row_of
 from tests.models import vocabulary
 
 torch = pytest.importorskip("torch", reason="needs the 'parity' extra")

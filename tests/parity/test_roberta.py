@@ -15,7 +15,7 @@ from bert_jax.config_loader import load_config
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_byte_level_bpe
 from bert_jax.interchange import huggingface, huggingface_config
-from bert_jax.interchange.huggingface_names import ROBERTA_FAMILY
+from bert_jax.interchange.families import ROBERTA_FAMILY
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm import MLM
 from bert_jax.pretrained.load import load_checkpoint

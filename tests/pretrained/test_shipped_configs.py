@@ -14,7 +14,7 @@ from bert_jax.config_loader import load_config, shipped_names
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface
 from bert_jax.model import bert
-from bert_jax.pretrained.import_export import export_warning
+from bert_jax.pretrained.export import export_warning
 from bert_jax_lab.doctor import settings
 from tests.models import vocabulary
 
@@ -27,8 +27,8 @@ _STAYS = (
     "objective=mlm+nsp",
 )
 _REMEDIES = (
-    "model.first_norm=false",
     "model.type_vocab_size=0",
+    "model.first_norm=false",
     "data.rows=full_sentences",
     "objective=mlm",
 )
@@ -78,7 +78,7 @@ def test_it_is_said_before_anything_begins(capsys):
     assert main(["show", name, *(word for change in changes for word in ("--set", change))]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["name"] == name
-    assert shown.err.startswith("note: transformers cannot load this model: model.first_norm")
+    assert shown.err.startswith("note: transformers cannot load this model: model.type_vocab_size")
     assert shown.err.count("--set ") == len(_REMEDIES)
     found = settings.export(load_config(name, changes))
     assert found.result == "warned" and found.remedy.count("set ") == len(_REMEDIES)

@@ -1,6 +1,5 @@
 """Fine-tuning bears what pre-training bears: it is the same loop."""
 
-import errno
 import json
 import os
 import signal
@@ -60,24 +59,6 @@ def whole(shared, files) -> Path:
         assert main(command(files, directory / "run")) == 0
 
     return shared("finetune-whole", fill) / "run"
-
-
-def test_saves_that_fail_are_borne(files, whole, tmp_path, monkeypatch):
-    from orbax.checkpoint import v1 as ocp
-
-    save_async, left = ocp.save_async, [2]
-
-    def failing(path, state, **options):
-        if left[0]:
-            left[0] -= 1
-            raise OSError(errno.ENOSPC, "No space left on device", path)
-        return save_async(path, state, **options)
-
-    monkeypatch.setattr(ocp, "save_async", failing)
-    assert main(command(files, tmp_path / "run")) == 0
-    events = lines(tmp_path / "run" / "events.jsonl")
-    assert [e["in_a_row"] for e in events if e["event"] == "save_failed"] == [1, 2]
-    assert_same_bits(arrays_of(tmp_path / "run"), arrays_of(whole))
 
 
 def test_a_signal_during_the_scores_is_heard(files, whole, tmp_path, monkeypatch):

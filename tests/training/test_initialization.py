@@ -10,10 +10,8 @@ import pytest
 from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
 from bert_jax.config_loader import load_config
 from bert_jax.data.corpus.store import open_corpus
-from bert_jax.interchange.name_map import ImportedModel
 from bert_jax.model import bert, sharding
 from bert_jax.model.positions.position import lengthened
-from bert_jax.pretrained import import_export
 from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.training import preflight
 from bert_jax.training.initialization import Initialization
@@ -59,22 +57,6 @@ def test_relative_positions_go_on_as_they_were(kind):
     )
     # Tables of other lengths are other products: float32 sums them in another order.
     np.testing.assert_allclose(first, second, rtol=1e-5, atol=5e-6)
-
-
-def test_moments_of_an_import_grow_with_their_rows():
-    run = dataclasses.replace(
-        tiny_config(), model=dataclasses.replace(_FEW, max_position_embeddings=24), head=_MLM
-    )
-    trees = [random_params(_FEW, _MLM, seed=seed) for seed in range(3)]
-    foreign = ImportedModel(
-        model=_FEW, head=_MLM, params=trees[0], moments=(trees[1], trees[2]), step=3
-    )
-    import_export._require_same_run("theirs", foreign, run)
-    found = import_export._lengthened(foreign, run)
-    assert found.model == run.model and found.moments is not None
-    for old, new in zip(trees, (found.params, *found.moments), strict=True):
-        old, new = (t["encoder"]["embeddings"]["position"]["embedding"] for t in (old, new))
-        np.testing.assert_array_equal(new, np.concatenate([old, old]))
 
 
 def test_a_run_begins_from_a_checkpoint_of_fewer_positions(

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import bert_jax
 from bert_jax.__main__ import main
 from bert_jax.cli.corpora import corpora as corpora_of
 from bert_jax.cli.corpora import named_corpus
@@ -141,16 +140,6 @@ def test_another_text_of_a_source_is_refused_by_its_name(whole, config_file, cor
     assert main(command(config_file, whole, tales=tales, notes=other)) == 3
     said = capsys.readouterr().err
     assert "corpus.notes" in said and "corpus.tales" not in said
-
-
-def test_a_training_in_memory_has_the_figures_of_each_source(config_file, corpora):
-    place = {name: corpora[name] for name in ("tales", "notes")}
-    found = bert_jax.Training(bert_jax.load_config(config_file), corpus=place).evaluate()
-    each = found["sources"].values()
-    assert found["sources"].keys() == place.keys()
-    count = sum(figures["mlm_count"] for figures in each)
-    mean = sum(figures["mlm_count"] * figures["mlm_loss"] for figures in each) / count
-    assert mean == pytest.approx(found["mlm_loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

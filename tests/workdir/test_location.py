@@ -316,7 +316,7 @@ def test_the_other_files_of_a_run(bucket):
 
 @pytest.mark.parametrize(
     ("name", "is_free"),
-    [("tokenizer/vocab.txt", True), ("metrics-000001.jsonl", False), ("diverged-1/x", False)],
+    [("tokenizer/vocab.txt", True), ("metrics-000001.jsonl", False), ("restart-1/x", False)],
 )
 def test_a_place_without_a_config(bucket, name, is_free):
     """An interrupted start is free for a run; a place with other files is not."""
@@ -324,7 +324,6 @@ def test_a_place_without_a_config(bucket, name, is_free):
     (place.root / name).write_text("")
     opened = location.opened(place.name)
     assert run_directory.is_free(opened.path) is is_free
-    assert run_directory.is_free(opened.path, but_for=("diverged-", "metrics-"))
     (opened.path / "config.json").write_text("{}")
     opened.sync()
     assert storage.objects(place.root).keys() == {name, "config.json"}

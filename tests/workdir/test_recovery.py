@@ -219,7 +219,7 @@ def test_a_beginning_that_is_lost_is_missed(saved, tmp_path, is_branch):
             recovery.prepare_resume(home)
     else:
         home.mkdir()
-        run_directory.write_config(home, _CONFIG, imported_from="elsewhere")
+        run_directory.write_config(home, _CONFIG, mean_of=["elsewhere"])
     shutil.rmtree(home / "checkpoints", ignore_errors=True)
     with pytest.raises(NoUsableCheckpoint, match="no longer there"):
         recovery.prepare_resume(home)

@@ -1,8 +1,8 @@
 """Average the parameters of several checkpoints of a run.
 
 The mean of the last checkpoints often has a lower loss than the last one, at no cost in training.
-The result is a workdir like that of import: it can be evaluated, exported, fine-tuned and started
-from. A run keeps checkpoint.keep_last and every checkpoint.keep_every-th.
+The result is a workdir: it can be evaluated, exported, fine-tuned and started from. A run keeps
+checkpoint.keep_last and every checkpoint.keep_every-th.
 
 example:
   bert-jax average --checkpoint runs/base --last 5 --output runs/mean
@@ -19,23 +19,23 @@ from bert_jax.errors import UsageError
 @section
 class AverageOptions(Verb):
     checkpoint: tuple[Address, ...] = setting(
-        REQUIRED, "DIR: a workdir, whose steps are averaged; or, repeated, each checkpoint itself"
+        REQUIRED, "DIR: a workdir, to average its steps; or, repeated, the checkpoints themselves"
     )
-    output: Local = setting(REQUIRED, "DIR: a new workdir with one checkpoint, like that of import")
+    output: Local = setting(REQUIRED, "DIR: a new workdir with one checkpoint")
     last: int | None = setting(None, "N: the newest N steps (default: all that are kept)")
 
 
 def run(options: AverageOptions) -> None:
     require_place_for_directory(output=options.output)
-    from bert_jax.pretrained.import_export import average_checkpoints
+    from bert_jax.pretrained.average import average_checkpoints
 
     sources = options.checkpoint
     if len(sources) == 1:
         sources = _steps_of(sources[0], options.last)
     elif options.last is not None:
         raise UsageError("--last chooses among the steps of one --checkpoint")
-    written = average_checkpoints(sources, options.output)
-    print(f"wrote {options.output}: the mean of {len(sources)} checkpoints, step {written.step:,}")
+    step = average_checkpoints(sources, options.output)
+    print(f"wrote {options.output}: the mean of {len(sources)} checkpoints, step {step:,}")
     for source in sources:
         print(f"  {source}")
 
@@ -48,7 +48,7 @@ def _steps_of(workdir: Path | str, last: int | None) -> list[str]:
     if last is not None and not 2 <= last <= len(steps):
         raise UsageError(
             f"--last {last}: {workdir} has {len(steps)} checkpoints; from 2 to as many can be "
-            "averaged (checkpoint.keep_last says how many a run keeps)"
+            "averaged (checkpoint.keep_last is the number that a run keeps)"
         )
     if len(steps) < 2:
         raise UsageError(f"--checkpoint {workdir}: it needs 2 checkpoints, and has {len(steps)}")

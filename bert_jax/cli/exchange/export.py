@@ -4,8 +4,7 @@
 BertForPreTraining, ...ForMaskedLM, ...ForSequenceClassification, ...ForTokenClassification,
 ...ForQuestionAnswering or BertModel, whichever heads there are, or as RoBERTa's or ELECTRA's
 classes of these names; of a generator, a directory inside it. With --pooling it is a directory of
-sentence-transformers, too. 'tf1' writes what google-research/bert reads, with Adam's moments and
-the step.
+sentence-transformers as well. 'tf1' writes what google-research/bert reads.
 """
 
 from typing import Literal
@@ -27,10 +26,6 @@ class ExportOptions(FromCheckpoint):
         " for rotary positions, one of the last three for both, roberta where the tokenizer "
         "puts two separators between texts, as byte-level BPE does, else bert)",
     )
-    moments: Literal["auto", "yes", "no"] = setting(
-        "auto",
-        "whether to write Adam's moments and the step; 'auto' does for tf1 where there are any",
-    )
     dtype: Literal["float32", "float16", "bfloat16"] = setting(
         "float32", "type of the parameters, hf only"
     )
@@ -45,10 +40,10 @@ class ExportOptions(FromCheckpoint):
         "such as wikimedia/wikipedia; repeat for several; those that the run's records name are"
         " there anyway",
     )
-    pooling: Literal["mean", "cls"] | None = setting(
+    pooling: Literal["mean", "cls", "max", "lasttoken"] | None = setting(
         None,
-        "also write the files of sentence-transformers, hf only: a text's vector is the mean of"
-        " its tokens, or the first one's",
+        "also write the files of sentence-transformers, hf only: what makes the vector of a text of"
+        " those of its tokens",
     )
     normalize: bool = setting(False, "of these: make vectors of length 1")
     length: int | None = setting(
@@ -66,7 +61,7 @@ def run(options: ExportOptions) -> None:
     from bert_jax.interchange.electra_pair import FOLDER
     from bert_jax.interchange.family import class_of
     from bert_jax.interchange.tf1 import NAME
-    from bert_jax.pretrained.import_export import export_checkpoint
+    from bert_jax.pretrained.export import export_checkpoint
     from bert_jax.progress import note
     from bert_jax.registry import FAMILIES
 
@@ -92,7 +87,6 @@ def run(options: ExportOptions) -> None:
         options.output,
         to=options.format,
         ignore_unexpected=options.ignore_unexpected,
-        moments={"auto": None, "yes": True, "no": False}[options.moments],
         dtype=options.dtype,
         model_type=options.model_type,
         license=options.license,
@@ -102,22 +96,14 @@ def run(options: ExportOptions) -> None:
         normalize=options.normalize,
         length=options.length,
     )
-    state = "with Adam's moments" if written.moments is not None else "parameters only"
-    print(f"wrote {options.output} (step {written.step:,}, {state})")
+    print(f"wrote {options.output} (step {written.step:,})")
     if options.format == "tf1":
         if written.model.hidden_act == "gelu":
             note(
                 "the model computes GELU exactly, google-research/bert by tanh: its outputs will "
                 "differ by about 0.1 % of their range"
             )
-        print(
-            f"start from it in TensorFlow 1 with\n  --init_checkpoint={options.output}/{NAME}"
-            + (
-                f"\nor go on, moments and step included, with\n  --output_dir={options.output}"
-                if written.moments is not None and "pooler" in written.head.parts
-                else ""
-            )
-        )
+        print(f"start from it in TensorFlow 1 with\n  --init_checkpoint={options.output}/{NAME}")
         return
     if (positions := written.model.position_embedding_type).startswith("relative_key"):
         note(

@@ -1,8 +1,8 @@
 """Turn texts into vectors.
 
-A line of the input is a text. Writes a NumPy archive with 'vectors', float32, a row a text; with
---pooling none a row a token, and 'offsets' says where each text begins. Of a directory of
-sentence-transformers the length, the pooling and what follows it are its own.
+A line of the input is a text. Writes a NumPy archive with 'vectors', float32, a row per text; with
+--pooling none a row per token, and 'offsets' is where each text begins. A directory of
+sentence-transformers sets the length, the pooling and the steps after it.
 """
 
 import json
@@ -19,9 +19,7 @@ from bert_jax.errors import UsageError
 from bert_jax.progress import note
 
 # As in `interchange.sentence_transformers`, which imports NumPy: `--help` must not.
-_Pooling = Literal[
-    "mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "none"
-]
+_Pooling = Literal["mean", "cls", "max", "lasttoken", "none"]
 
 
 @section
@@ -44,16 +42,16 @@ class EmbedOptions(FromCheckpoint):
     )
     pooling: _Pooling | None = setting(
         None,
-        "of the tokens of a text; instead of what a directory of sentence-transformers has, and"
-        " of what follows it there (default: as the directory says, else mean)",
+        "of the tokens of a text; replaces the pooling of a directory of sentence-transformers and"
+        " the steps after it (default: that of the directory, else mean)",
     )
     normalize: bool | None = setting(
-        None, "make vectors of length 1 (default: as the directory says)"
+        None, "make vectors of length 1 (default: that of the directory)"
     )
     length: int | None = setting(
         None,
-        "N: tokens of a text, [CLS] and [SEP] included (default: as many as the directory says,"
-        " else as the model has positions for)",
+        "N: tokens of a text, [CLS] and [SEP] included (default: that of the directory, else the "
+        "number of positions)",
     )
 
 
@@ -87,7 +85,7 @@ def run(options: EmbedOptions) -> None:
         _print(arrays)
     if options.output is None:
         return
-    blank = int(arrays.pop("blank_lines"))  # for the eye: the file has the numbers of the others
+    blank = int(arrays.pop("blank_lines"))  # the file has the numbers of the other lines
     save(options.output, arrays)
     count, width = arrays["vectors"].shape
     left_out = f"; {blank:,} blank lines have none ('lines' has the numbers of the others)"
@@ -102,6 +100,6 @@ def _print(arrays: Any) -> None:
     vectors, lines = arrays["vectors"].tolist(), arrays["lines"].tolist()
     offsets = arrays["offsets"].tolist() if "offsets" in arrays else None
     for i, line in enumerate(lines):
-        # Of tokens a list of vectors.
+        # With tokens, a list of vectors per line.
         found = vectors[i] if offsets is None else vectors[offsets[i] : offsets[i + 1]]
         print(json.dumps({"line": line, "vector" if offsets is None else "vectors": found}))

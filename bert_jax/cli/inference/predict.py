@@ -1,7 +1,7 @@
-"""Say what a fine-tuned model makes of rows.
+"""Predict rows with a fine-tuned model.
 
-Reads a file of the format that the task was trained on; a label in it is not needed and not read.
-One JSON object a row, on stdout or in --output.
+Reads a file of the format that the task was trained on; labels in it are not read. Writes one JSON
+object per row, to stdout or to --output.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Fixed examples with fixed masks: the same numbers on any number of devices. A checkpoint is scored
 on the rows of its own run; several, or those of another system, compare only on the same rows,
-which are those of --like RUN or of the first run among them.
+which are those of --like WORKDIR or of the first workdir among them.
 
 examples:
   bert-jax evaluate runs/base
@@ -36,9 +36,7 @@ class EvaluateOptions(FromCheckpoint):
         "DIR|NAME=DIR: a corpus made with the checkpoint's tokenizer; repeat for "
         "[several](data.md#several-corpora) (default: the corpus of the run)",
     )
-    like: Address | None = setting(
-        None, "RUN: score on the rows of this run: a workdir, or an export of one"
-    )
+    like: Address | None = setting(None, "WORKDIR: score on the rows of this run")
     length: int | None = setting(None, "N: tokens of a row (default: as the run's last phase)")
     json: bool = setting(False, "print an object a checkpoint, instead of the tables")
 
@@ -49,12 +47,13 @@ def run(options: EvaluateOptions) -> None:
         raise UsageError("name a checkpoint, such as: bert-jax evaluate runs/base")
     if options.length is not None and options.length < 8:
         raise UsageError(f"--length {options.length}: it must be at least 8")
-    from bert_jax.pretrained.load import first_run, run_of
+    from bert_jax.pretrained.load import run_config, run_of
     from bert_jax.training.evaluate import evaluate_checkpoint, trained_on
 
     like, corpus = options.like, corpora(options.corpus)
     if len(given) > 1:
-        like = like or first_run(given)
+        runs = (each for each in given if run_config(each) is not None)
+        like = like or next(runs, None)
     if corpus is None and like is not None:
         # Of a model and the run that went on from it, the run knows the text.
         places = (trained_on(run_of(each)[0], each) for each in (like, *given))
@@ -97,6 +96,6 @@ def _print(found: dict[str, Any]) -> None:
         )
     if found["rows_of"] is None:
         note(
-            "the run that made it is unknown, so its rows are those of BERT's recipe; --like RUN "
-            "scores it on the rows of a run"
+            "the run that made it is unknown, so its rows are those of BERT's recipe; --like "
+            "WORKDIR scores it on the rows of a run"
         )

@@ -158,8 +158,8 @@ def _spec(options: FinetuneOptions) -> Any:
 
 def _finetune(options: FinetuneOptions, spec: Any) -> dict[str, Any]:
     from bert_jax.registry import TASK_KINDS
-    from bert_jax.tasks.finetune import Recipe
-    from bert_jax.tasks.sweep import Settings, finetune
+    from bert_jax.tasks.finetune import Settings
+    from bert_jax.tasks.sweep import finetune
     from bert_jax.tasks.task import Sources
 
     length = options.length
@@ -172,10 +172,6 @@ def _finetune(options: FinetuneOptions, spec: Any) -> dict[str, Any]:
         Sources(reading=options.reading(skip_bad=options.skip_bad), **options.fields_of(Sources)),
         Settings(
             **options.fields_of(Settings)
-            | {
-                "length": length,
-                "recipe": Recipe(**options.fields_of(Recipe)),
-                "overrides": tuple(options.changes()),
-            }
+            | {"length": length, "overrides": tuple(options.changes())}
         ),
     )

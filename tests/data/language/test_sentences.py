@@ -301,15 +301,3 @@ def test_a_corpus_keeps_its_language_and_english_ones_compare_equal(tmp_path, ca
     assert "language" in capsys.readouterr().err
     assert main([*command, "--output", str(tmp_path / "x"), "--language", "german"]) == 2
     assert "--language german" in (said := capsys.readouterr().err) and "German (de)" in said
-
-
-def test_texts_in_memory_have_a_language(tmp_path):
-    from bert_jax.api.corpora import corpus_of
-    from bert_jax.data.tokenizer.training import train_wordpiece
-
-    texts = ["Am 3. Oktober wird gefeiert. Alle freuen sich."] * 2
-    tokenizer = train_wordpiece(texts, vocab_size=200, lowercase=True)
-    assert len(corpus_of(texts, tokenizer, language="de").train.sentence_starts) == 5
-    assert len(corpus_of(texts, tokenizer).train.sentence_starts) > 5
-    with pytest.raises(UsageError, match="German"):
-        corpus_of(texts, tokenizer, language="germ")

@@ -43,7 +43,7 @@ def put(cache: Path, name: str, directory: Path) -> None:
     (home / "refs" / "main").write_text("c0ffee")
 
 
-def test_a_cached_name_is_its_directory(cache, exported, tmp_path):
+def test_a_cached_name_is_its_directory(cache, exported, trained, tmp_path):
     put(cache, "some/encoder", exported)
     put(cache, "encoder", exported)
     found = bert_jax.load("some/encoder").embed("The horse eats hay.")
@@ -52,12 +52,12 @@ def test_a_cached_name_is_its_directory(cache, exported, tmp_path):
     # A folder of that name comes first.
     (tmp_path / "encoder").mkdir()
     assert hub.located("encoder") == Path("encoder")
-    command = ["import", "--checkpoint", "some/encoder", "--output", str(tmp_path / "run")]
-    assert main(command) == 0
-    # Its card says where it is from, on what it was trained, and its language and licence.
+    # The card names the model's origin, data, language and license.
+    shutil.copytree(trained, tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     sources = ["hf://datasets/some/text@c0ffee/a.txt", "b.txt", "hf://datasets/some/text@c0ffee/b"]
-    known = {"corpus": {"language": "de", "sources": sources}, "sources": ["tfds:squad/v1.1"]}
+    known = {"init_from": "some/encoder", "sources": ["tfds:squad/v1.1"]}
+    known["corpus"] = {"language": "de", "sources": sources}
     path.write_text(json.dumps(json.loads(path.read_text()) | known))
     command = ["export", "--checkpoint", str(tmp_path / "run"), "--license", "mit"]
     command += ["--data-set", "of/ours", "--data-set", "some/text"]
@@ -97,7 +97,7 @@ def test_a_source_has_a_name_without_its_place(source, name, data_set):
 
 
 def test_an_absent_name_says_how_it_comes(cache, capsys):
-    assert main(["import", "--checkpoint", "bert-base-uncased", "--output", "x"]) == 2
+    assert main(["export", "--checkpoint", "bert-base-uncased", "--output", "x"]) == 2
     said = capsys.readouterr().err.strip()
     assert said.endswith(
         "--checkpoint bert-base-uncased: no such directory; a name of the hub? hf download "

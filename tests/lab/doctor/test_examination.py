@@ -23,7 +23,7 @@ from bert_jax.config import CheckpointConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.memory import fit
-from bert_jax.pretrained import import_export
+from bert_jax.pretrained import export
 from bert_jax.progress import ABANDONED
 from bert_jax.runtime import distributed
 from bert_jax.runtime.distributed import Connection
@@ -550,7 +550,7 @@ def test_an_error_in_a_check_does_not_hide_other_checks(unmeasured):
 @pytest.mark.parametrize("remedy", ["", "; choose another one"])
 def test_a_model_without_a_class_in_transformers_is_a_warning(monkeypatch, remedy):
     warning = f"note: transformers cannot load this model: a field is 0{remedy}"
-    monkeypatch.setattr(import_export, "export_warning", lambda _: warning)
+    monkeypatch.setattr(export, "export_warning", lambda _: warning)
     found = settings.export(_CONFIG)
     assert found.result == "warned" and found.found.endswith("a field is 0") and found.remedy
 

@@ -1,0 +1,99 @@
+"""Writes any checkpoint as a directory of another system, with a model card."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from bert_jax.config import TrainConfig
+from bert_jax.data.tokenizer import hub
+from bert_jax.errors import UsageError
+from bert_jax.interchange import foreign as foreign_models
+from bert_jax.interchange import huggingface, name_map, sentence_transformers
+from bert_jax.interchange.name_map import Foreign
+from bert_jax.interchange.sentence_transformers import EmbeddingRecipe
+from bert_jax.model import sharding
+from bert_jax.pretrained import model_card
+from bert_jax.pretrained.load import load_checkpoint
+from bert_jax.progress import note
+
+
+def export_warning(config: TrainConfig) -> str:
+    """Returns a line for a run whose model no other system can read; "" for others."""
+    why = huggingface.refusal(config.model, config.head)
+    return f"note: transformers cannot load this model: {why}" if why else ""
+
+
+def export_checkpoint(
+    source: Path | str,
+    output: Path,
+    *,
+    to: Literal["hf", "tf1"],
+    dtype: str = "float32",
+    max_file_bytes: int | None = None,
+    ignore_unexpected: Sequence[str] = (),
+    model_type: str | None = None,
+    license: str | None = None,
+    data_sets: Sequence[str] = (),
+    pooling: str | None = None,
+    normalize: bool = False,
+    length: int | None = None,
+) -> Foreign:
+    """Writes any checkpoint as a Hugging Face (`to="hf"`) or TF1 (`to="tf1"`) directory.
+
+    `model_type` is that of the Hugging Face directory; by default the model and its tokenizer
+    decide (`interchange.huggingface.write`). The records of a workdir become a model card
+    (README.md) with the hub's names of a `license` and of `data_sets`.
+
+    With `pooling`, the Hugging Face directory is also one of sentence-transformers, with the
+    vectors of `embed` for the same `pooling`, `normalize` and `length` (tokens per text, by
+    default as many as the model has positions for).
+
+    Raises UsageError if the format has no class for the model, or `length` is too large.
+    """
+    name_map.require_free(output)
+    mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    with jax.set_mesh(mesh):
+        loaded = load_checkpoint(source, mesh=mesh, ignore_unexpected=ignore_unexpected)
+        config, model = loaded.config, loaded.config.model
+        foreign = Foreign(model, config.head, loaded.params, loaded.step, (), loaded.tokenizer)
+        library = "transformers"
+        recipe = None
+        if pooling is not None:
+            recipe = _recipe(config, pooling, normalize=normalize, length=length)
+            library = "sentence-transformers"
+        elif (hub.located(source) / sentence_transformers.MODULES).is_file():
+            note(
+                f"{source}: its pooling and what follows it ({sentence_transformers.MODULES}) are "
+                "not exported; give its `pooling`, `normalize` and `length`"
+            )
+        options: dict[str, Any] = {"dtype": dtype, "model_type": model_type}
+        if max_file_bytes is not None:
+            options["max_file_bytes"] = max_file_bytes
+        model_type = foreign_models.write(output, foreign, format=to, **options)
+        if recipe is not None:
+            sentence_transformers.write(output, recipe, width=model.hidden_size)
+        if loaded.is_run:
+            model_card.write_model_card(
+                output,
+                loaded.directory,
+                config,
+                step=loaded.step,
+                parameters=sum(leaf.size for leaf in jax.tree.leaves(loaded.params)),
+                library=None if to == "tf1" else library,
+                model_type=model_type,
+                license=license,
+                data_sets=data_sets,
+            )
+    return foreign
+
+
+def _recipe(
+    config: TrainConfig, pooling: str, *, normalize: bool, length: int | None
+) -> EmbeddingRecipe:
+    limit = config.model.max_position_embeddings
+    if length is not None and length > limit:
+        raise UsageError(f"`length` {length}: the model has {limit} positions")
+    steps = (sentence_transformers.NORMALIZE,) * normalize
+    return EmbeddingRecipe(length=length or limit, pooling=pooling, steps=steps)
