@@ -211,7 +211,7 @@ def test_held_out_text_that_another_source_trains_on(
         return
     said = (
         f"{len(shared)} of the 17 held-out documents of more are in the training text of tales; "
-        "prepare tales again, with the held-out text as --decontaminate"
+        "prepare tales again, with the held-out text as `decontaminate`"
     )
     shares = ["--set=data.source_weights=tales=2,notes=1,more=1"]
     even = ["--set=phases.1.source_weights=tales=0,notes=1,more=1"]
