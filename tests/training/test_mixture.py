@@ -224,7 +224,7 @@ def test_held_out_text_that_another_source_trains_on(
     assert main(["doctor", *named, "--json"]) == 0
     checks = {each["check"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
     found = checks["text"]
-    assert found["result"] == "warned" and f"{found['found']}; {found['remedy']}".startswith(said)
+    assert found["result"] == "warned" and found["found"] == said.partition(";")[0]
 
 
 def test_doctor_looks_at_the_text_of_each_source(corpora, tmp_path, capsys):
