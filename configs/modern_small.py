@@ -27,6 +27,7 @@ _RATE, _LONG_RATE, _DECAY = 1e-3, 4e-4, 3e-4
 def config() -> TrainConfig:
     base = load_config("modern_base")
     *_, short, extended, falling = base.phases
+    assert falling.schedule is not None
     steps = [round(tokens / (_ROWS * _LENGTH)) for tokens in (_SHORT, _ALL - _SHORT - _FALL, _FALL)]
     return dataclasses.replace(
         base,

@@ -56,7 +56,8 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting,))
+# `setting` is no field specifier here: type checkers read defaults of specifiers by keyword only.
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(cls: type[_T]) -> type[_T]:
     """Makes a section of a config: a frozen dataclass of settings, sections and tuples of sections.
 

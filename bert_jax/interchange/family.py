@@ -180,7 +180,7 @@ class Family:
         is_pooled = any(part in parts for part in self.pooled_parts)
         return self.pooled_names if self.pooled_names and is_pooled else self.names
 
-    def pooler_act_of(self, model: ModelConfig) -> str:
+    def pooler_act_of(self, model: ModelConfig) -> Any:
         """Returns the activation of the dense layer before a classifier."""
         return self.pooler_act or model.hidden_act
 

@@ -96,7 +96,7 @@ def finetune(
         data = load_task(task, sources, tokenizer, length=settings.length)
         place, seeds = location.at(workdir), range(settings.seed, settings.seed + settings.seeds)
         if len(seeds) > 1 and distributed.broadcast_from_main(
-            lambda: int(run_directory.CONFIG in place.names()), mesh=mesh
+            lambda: int(run_directory.CONFIG in place.names())
         ):
             raise UsageError(
                 f"`workdir` {place.name} holds a single run, and these are {len(seeds)}; choose "

@@ -170,8 +170,8 @@ def read_piece(pieces: Folder, key: str) -> EncodedPart:
         np.load(stream, allow_pickle=False) as arrays,
     ):
         words, empty_documents, stripped_marks = map(int, arrays["counts"])
-        parts = (arrays[name] for name in ("tokens", "sentences", "documents"))
-        return EncodedPart(*parts, words, empty_documents, stripped_marks)
+        tokens, sentences, documents = (arrays[n] for n in ("tokens", "sentences", "documents"))
+        return EncodedPart(tokens, sentences, documents, words, empty_documents, stripped_marks)
 
 
 @contextlib.contextmanager
