@@ -27,7 +27,7 @@ import numpy as np
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Split, open_corpus
-from bert_jax.data.pretraining.batch import Batch
+from bert_jax.data.pretraining.batch import Batch, signature
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
 from bert_jax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 from bert_jax.data.tokenizer.tokenizer import SpecialIds, Vocabulary
@@ -153,7 +153,7 @@ class Side:
             global_batch_size=len(self.rows),
             max_predictions=predictions,
             steps=10**9,
-        )
+        ).resolved(options.masked_lm_prob, packing=options.packing)
         self._pipeline = Pipeline(
             split,
             collator=collator,
@@ -162,7 +162,8 @@ class Side:
             phases=(phase,),
             seed=0,
         )
-        self._fields, self._options, self._position = collator.fields, options, 0
+        self._signature = signature(collator.fields, phase, rows=len(self.rows))
+        self._options, self._position = options, 0
         self._pipeline.batch_at(0, self.rows)
 
     def _next(self, steps: int) -> range:
@@ -176,11 +177,10 @@ class Side:
     def through_tf_data(self, steps: int) -> int:
         asked = self._next(steps)
         batches = tf_batches(
-            self._pipeline.batch_at,
+            lambda step: self._pipeline.batch_at(step, self.rows),
             asked.start,
             asked.stop,
-            self.rows,
-            fields=self._fields,
+            signature=self._signature,
             num_workers=self._options.num_workers,
             prefetch=self._options.prefetch,
         )

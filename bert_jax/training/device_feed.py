@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig
-from bert_jax.data.pretraining.batch import Field
+from bert_jax.data.pretraining.batch import Field, signature
 from bert_jax.model import sharding
 
 HostBatch = dict[str, np.ndarray]
@@ -92,12 +92,7 @@ def abstract_batch(
     rows = phase.global_batch_size
     sharding.rows_per_device(mesh, rows)
     layout = sharding.batch_sharding(mesh)
-    sizes = {
-        "sequence_length": phase.sequence_length,
-        "max_predictions": phase.max_predictions,
-        "max_sequences": phase.sequences,
-    }
     return {
-        name: jax.ShapeDtypeStruct((rows, field.columns(**sizes)), field.dtype, sharding=layout)
-        for name, field in fields.items()
+        name: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=layout)
+        for name, spec in signature(fields, phase, rows=rows).items()
     }

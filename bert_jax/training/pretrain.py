@@ -13,6 +13,7 @@ from bert_jax.config_checks import complete, mask_warnings, validate
 from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.several import CorpusPlace, open_corpora
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split
+from bert_jax.data.pretraining.batch import signature
 from bert_jax.data.pretraining.pipeline import Pipeline, tf_batches
 from bert_jax.errors import some
 from bert_jax.memory import fit as fitting
@@ -168,15 +169,16 @@ class Pretraining(TrainingJob):
         rows = self.config.phases[phase].global_batch_size
         ranges = device_feed.local_rows(self.mesh, rows)
 
-        def batch_at(step: int, ranges: list[range]) -> device_feed.HostBatch:
+        def batch_at(step: int) -> device_feed.HostBatch:
             return device_feed.host_batch(self._pipeline.batch_at, step, ranges)
 
         host_batches = tf_batches(
             batch_at,
             start,
             stop,
-            ranges,
-            fields=self.objective.fields,
+            signature=signature(
+                self.objective.fields, self.config.phases[phase], rows=sum(map(len, ranges))
+            ),
             num_workers=self.config.data.num_workers,
             prefetch=self.config.data.prefetch,
         )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.config import DataConfig
+from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 
@@ -26,6 +26,28 @@ class Field(NamedTuple):
     def columns(self, *, sequence_length: int, max_predictions: int, max_sequences: int = 1) -> int:
         sizes = {"L": sequence_length, "M": max_predictions, "P": max_sequences}
         return sizes.get(self.size) or int(self.size)
+
+
+class ArraySpec(NamedTuple):
+    """The shape and the type of an array of a batch."""
+
+    shape: tuple[int, int]
+    dtype: type
+
+
+def signature(
+    fields: Mapping[str, Field], phase: PhaseConfig, *, rows: int
+) -> dict[str, ArraySpec]:
+    """Returns the arrays of `rows` rows of a batch of `phase`, which is resolved."""
+    sizes = {
+        "sequence_length": phase.sequence_length,
+        "max_predictions": phase.max_predictions,
+        "max_sequences": phase.sequences,
+    }
+    return {
+        name: ArraySpec((rows, field.columns(**sizes)), field.dtype)
+        for name, field in fields.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

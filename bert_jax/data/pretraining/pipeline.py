@@ -23,7 +23,7 @@ from bert_jax.data import counter_rng
 from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
-from bert_jax.data.pretraining.batch import Batch, Draw, Field
+from bert_jax.data.pretraining.batch import ArraySpec, Batch, Draw, Field
 from bert_jax.data.pretraining.mixture import Mixture
 from bert_jax.data.pretraining.stream import Key, Stream, Taken
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
@@ -304,57 +304,61 @@ def _check_sizes(
 
 
 def tf_batches(
-    batch_at: Callable[[int, Any], Batch],
+    batch_at: Callable[[int], Batch],
     start: int,
     stop: int,
-    rows: Any,
     *,
-    fields: Mapping[str, Field],
+    signature: Mapping[str, ArraySpec],
     num_workers: int,
     prefetch: int,
 ) -> Iterator[Batch]:
-    """Yields `batch_at(step, rows)` for the steps `[start, stop)`, in order, made ahead by tf.data.
+    """Yields `batch_at(step)` for the steps `[start, stop)`, in order, through `tf.data`.
 
-    `fields` are the arrays of a batch. `rows` is whatever `batch_at` understands: one range of
-    global rows, or several. Imports TensorFlow (seconds) and starts on the first batches before it
-    returns. An error in `batch_at` is raised to the consumer as it is. Steps must be of one shape.
+    The arrays that are named in `signature` are cast to its types and must have its shapes. They
+    are read-only. `num_workers` threads compute batches, and `prefetch` batches wait for the
+    consumer. The computation starts before this function returns. The function imports TensorFlow,
+    which takes seconds. An exception of `batch_at` reaches the consumer unchanged.
     """
     import tensorflow as tf
 
-    tf.config.set_visible_devices([], "GPU")  # the accelerator belongs to jax
-    # TensorFlow sees the steps alone: arrays that went through it would be copied.
-    made: dict[int, Batch] = {}
+    tf.config.set_visible_devices([], "GPU")  # JAX uses the accelerator
+    # TensorFlow replaces the exceptions of a Python function by its own types.
     errors: list[BaseException] = []
 
-    def make(step: np.int64) -> np.int64:
+    def compute(step: np.int64) -> list[np.ndarray]:
         try:
-            batch = batch_at(int(step), rows)
+            batch = batch_at(int(step))
         except BaseException as error:
             errors.append(error)
             raise
-        made[int(step)] = {
-            name: np.asarray(batch[name], field.dtype) for name, field in fields.items()
-        }
-        return step
+        return [np.asarray(batch[name], spec.dtype) for name, spec in signature.items()]
 
-    dataset = tf.data.Dataset.range(start, stop).map(
-        lambda step: tf.numpy_function(make, [step], tf.int64, stateful=False),
-        num_parallel_calls=num_workers,
-        deterministic=True,
-    )
+    @tf.autograph.experimental.do_not_convert
+    def load(step: Any) -> dict[str, Any]:
+        types = [tf.as_dtype(spec.dtype) for spec in signature.values()]
+        arrays = tf.numpy_function(compute, [step], types, stateful=False)
+        return {
+            name: tf.ensure_shape(array, spec.shape)
+            for (name, spec), array in zip(signature.items(), arrays, strict=True)
+        }
+
     options = tf.data.Options()
     options.autotune.enabled = False
-    # Its options are made at run time.
+    # TensorFlow defines its options at run time.
     options.experimental_warm_start = True  # pyright: ignore[reportAttributeAccessIssue]
-    steps = dataset.prefetch(prefetch).with_options(options).as_numpy_iterator()
-
-    of_tensorflow = tf.errors.OpError  # at the interpreter's end the module is gone before it
+    dataset = (
+        tf.data.Dataset.range(start, stop)
+        .map(load, num_parallel_calls=num_workers, deterministic=True)
+        .prefetch(prefetch)
+        .with_options(options)
+    )
+    batches = dataset.as_numpy_iterator()
+    op_error = tf.errors.OpError  # the module may be gone when the interpreter ends
 
     def consume() -> Iterator[Batch]:
         try:
-            for step in steps:
-                yield made.pop(int(step))
-        except of_tensorflow:
+            yield from batches
+        except op_error:
             if errors:
                 raise errors[0] from None
             raise

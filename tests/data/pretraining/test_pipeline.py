@@ -2,14 +2,15 @@
 
 import itertools
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data.corpus.store import Split
-from bert_jax.data.pretraining.batch import Batch
+from bert_jax.data.pretraining.batch import Batch, signature
 from bert_jax.data.pretraining.epochs import EpochCache
 from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline, tf_batches
 from bert_jax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
@@ -481,26 +482,53 @@ def test_impossible_predictions(max_predictions: int):
 # --- tf.data -------------------------------------------------------------------------------------
 
 
-def test_tf_data_gives_the_same_batches_in_order():
+def batches_by_tf_data(
+    batch_at: Callable[[int], Batch], start: int, stop: int, *, rows: int, workers: int = 2
+) -> Iterator[Batch]:
+    return tf_batches(
+        batch_at,
+        start,
+        stop,
+        signature=signature(MLM_NSP.fields, SMALL, rows=rows),
+        num_workers=workers,
+        prefetch=2,
+    )
+
+
+@pytest.mark.parametrize("start", [0, 5], ids=["from the start", "resumed"])
+def test_tf_data_gives_the_same_batches_in_order(start):
     split = make_split()
     pipeline = make_pipeline(split)
-    batches = list(
-        tf_batches(
-            pipeline.batch_at,
-            5,
-            25,
-            range(4, 12),
-            fields=MLM_NSP.fields,
-            num_workers=3,
-            prefetch=2,
-        )
-    )
-    assert len(batches) == 20
-    for step, batch in enumerate(batches, 5):
+
+    def batch_at(step: int) -> Batch:
+        time.sleep(0.02 * (step % 3 == 0))  # a later step may be ready first
+        return pipeline.batch_at(step, range(4, 12))
+
+    batches = list(batches_by_tf_data(batch_at, start, 25, rows=8, workers=3))
+    assert len(batches) == 25 - start
+    for step, batch in enumerate(batches, start):
         check_batch(
             batch, rows=8, sequence_length=32, max_predictions=5, vocab_size=vocab_size(split)
         )
-        assert_same(batch, pipeline.batch_at(step, range(4, 12)))
+        expected = pipeline.batch_at(step, range(4, 12))
+        assert_same(batch, expected)
+        assert all(batch[name].dtype == array.dtype for name, array in expected.items())
+
+
+def test_tf_data_computes_a_bounded_number_of_batches_ahead():
+    pipeline, computed = make_pipeline(make_split()), []
+
+    def batch_at(step: int) -> Batch:
+        computed.append(step)
+        return pipeline.batch_at(step, range(4))
+
+    batches = batches_by_tf_data(batch_at, 0, 100, rows=4)
+    next(batches)
+    until = time.monotonic() + HUNG
+    while len(computed) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    # One was taken; two wait, and each of two workers may hold two more.
+    assert 3 <= len(computed) <= 7
 
 
 def test_tf_data_raises_what_the_batch_raised():
@@ -509,14 +537,21 @@ def test_tf_data_raises_what_the_batch_raised():
 
     pipeline = make_pipeline(make_split())
 
-    def batch_at(step: int, rows: range) -> Batch:
+    def batch_at(step: int) -> Batch:
         if step == 3:
             raise Broken(f"step {step}")
-        return pipeline.batch_at(step, rows)
+        return pipeline.batch_at(step, range(4))
 
-    batches = tf_batches(
-        batch_at, 0, 10, range(4), fields=MLM_NSP.fields, num_workers=2, prefetch=2
-    )
+    batches = batches_by_tf_data(batch_at, 0, 10, rows=4)
     assert len([next(batches) for _ in range(3)]) == 3
     with pytest.raises(Broken, match="step 3"):
+        next(batches)
+
+
+def test_tf_data_refuses_a_batch_of_another_shape():
+    import tensorflow as tf
+
+    pipeline = make_pipeline(make_split())
+    batches = batches_by_tf_data(lambda step: pipeline.batch_at(step, range(4)), 0, 2, rows=8)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[4,\d+\].*\[8,\d+\]"):
         next(batches)
