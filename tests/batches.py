@@ -3,7 +3,11 @@
 import jax
 import numpy as np
 
+from bert_jax.config import DataConfig, PhaseConfig
+from bert_jax.data.corpus.pieces import BLOCKS, Blocks
+from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining.batch import Batch
+from bert_jax.data.pretraining.stream import Stream
 from bert_jax.model import sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 
@@ -90,3 +94,12 @@ def check_batch(
     apart = np.diff(batch["mlm_positions"], axis=1) > 0
     assert apart[used[:, 1:]].all(), "predictions do not ascend"
     assert (np.diff(weights, axis=1) <= 0).all(), "a prediction after the last one"
+
+
+def stream_of(
+    split: Split, options: DataConfig, phase: PhaseConfig, *, seed: int = 0, blocks: Blocks = BLOCKS
+) -> Stream:
+    """Returns the rows of a split in phase 0, as a `Pipeline` with one source plans them."""
+    phase = phase.resolved(options.masked_lm_prob, packing=options.packing)
+    rows = phase.global_batch_size
+    return Stream(split, options=options, phase=phase, index=0, seed=seed, rows=rows, blocks=blocks)

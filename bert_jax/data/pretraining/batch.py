@@ -1,4 +1,4 @@
-"""The arrays of a batch of pre-training, and what decides the draws that are in them."""
+"""The arrays of a pre-training batch, and the inputs of their random draws."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ Batch = dict[str, np.ndarray]
 class Field(NamedTuple):
     """An array of a batch, `[B, size]`.
 
-    `size` is "L" (the sequence length), "M" (the masked positions a row has room for), "P" (the
-    sequences it has room for: 1 where rows are not packed) or a number.
+    `size` is "L" (the sequence length), "M" (the maximum number of masked positions per row), "P"
+    (the maximum number of sequences per row; 1 if rows are not packed) or a number.
     """
 
     size: str
@@ -52,10 +52,10 @@ def signature(
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """Everything, beside the tokens of R rows, that decides what a mask or an objective draws.
+    """The inputs of the draws of a mask or an objective, besides the tokens of R rows.
 
-    A row's draws depend on `key`, which is the seed's and the phase's, and on its example number
-    only: not on the other rows of its batch.
+    The draws of a row depend on `key`, which is derived from the seed and the phase, and on the
+    example number of the row; they do not depend on the other rows of the batch.
     """
 
     vocabulary: Vocabulary
@@ -63,7 +63,7 @@ class Draw:
     max_predictions: int
     key: int
     example_numbers: np.ndarray  # int64 [R]
-    # That of a whole row, where rows come cut after the longest of them.
+    # The length of a whole row, if the arrays are cut after the longest row.
     sequence_length: int = 0
 
     def row_keys(self, purpose: int) -> np.ndarray:
@@ -77,14 +77,14 @@ class Draw:
         return counter_rng.bits(self.row_keys(purpose), positions)
 
 
-# What every encoder reads.
+# The inputs of every encoder.
 INPUTS: Mapping[str, Field] = {
     "input_ids": Field("L", np.int32),
     "token_type_ids": Field("L", np.int32),
     "position_ids": Field("L", np.int32),
     "sequence_ids": Field("L", np.int32),
 }
-# What a kind of mask (registry.MASKS) adds to them.
+# The arrays that a kind of mask (registry.MASKS) adds.
 PREDICTIONS: Mapping[str, Field] = {
     "mlm_positions": Field("M", np.int32),
     "mlm_targets": Field("M", np.int32),

@@ -1,9 +1,9 @@
-"""Batches as a pure function of (corpus, options, seed, step): pure NumPy, and tf.data around it.
+"""Batches as a pure function of (corpus, options, seed, step) in NumPy, and their tf.data pipeline.
 
-Row r of step s of a phase is row number s * global_batch_size + r of its corpus (stream.py). Of
-several sources each has the rows that it is dealt, which are numbered for each source alone
-(mixture.py). Nothing is carried from batch to batch: a run resumes from its step alone, and hosts
-agree by asking for rows of the same step.
+Row r of step s of a phase is row number s * global_batch_size + r of the corpus (stream.py). If
+there are several sources, the rows of a batch are shared out to them, and each source numbers its
+rows (mixture.py). A batch does not depend on earlier batches: a run resumes from its step, and
+hosts agree because they ask for rows of the same step.
 """
 
 import bisect
@@ -32,7 +32,7 @@ from bert_jax.registry import ROWS
 
 
 class Collator(Protocol):
-    """An objective, as the pipeline sees it: it makes the arrays of a batch of some rows."""
+    """The part of an objective that the pipeline uses: it computes the arrays of a batch."""
 
     @property
     def fields(self) -> Mapping[str, Field]: ...
@@ -58,24 +58,26 @@ class Pipeline:
         sources: Mapping[str, Split] = types.MappingProxyType({}),
         blocks: Blocks = BLOCKS,
     ):
-        """Costs nothing; the first batch of an epoch waits for the epoch's plan, and for the plan
-        of the phase's first epoch. `options` are those of all phases, or one for each. Of several
-        `sources`, of which `split` is made, each batch has the rows that the options say. A source
-        that is larger than a block is planned in pieces.
+        """Plans nothing yet: the first batch of an epoch waits for the plan of the epoch, and of
+        the first epoch of the phase.
 
-        Raises `UsageError` if the split makes no rows, a phase's sizes are impossible, or weights
-        are not those of the sources.
+        `options` are those of all phases, or one for each phase. `sources` are the parts of
+        `split`; the options determine the share that each has in a batch. A source that is larger
+        than a block is planned in pieces.
+
+        Raises `UsageError` if the split has no rows, the sizes of a phase are impossible, or the
+        weights do not name the sources.
         """
         self._split, self._collator, self._vocabulary = split, collator, vocabulary
         each = [options] * len(phases) if isinstance(options, DataConfig) else options
         pairs = list(zip(phases, each, strict=True))
         phases = tuple(p.resolved(o.masked_lm_prob, packing=o.packing) for p, o in pairs)
         self._phases, self._seed = phases, seed
-        # A phase may have a mask rate of its own.
+        # A phase may override the mask rate.
         self._options = [
             dataclasses.replace(o, masked_lm_prob=p.mask_rate(o.masked_lm_prob)) for p, o in pairs
         ]
-        # As sequences are before they are packed.
+        # The shape of sequences before they are packed.
         self._unpacked = tuple(
             phase.unpacked(o.masked_lm_prob) for phase, (_, o) in zip(phases, pairs, strict=True)
         )
@@ -87,7 +89,7 @@ class Pipeline:
         self._streams = [
             self._streams_of(index, several or {"": split}, blocks) for index in range(len(phases))
         ]
-        # None where there is one source.
+        # None if there is one source.
         self._mixtures = [
             Mixture(streams, shares=self._shares[index], phase=phases[index]) if several else None
             for index, streams in enumerate(self._streams)
@@ -99,7 +101,7 @@ class Pipeline:
         streams = []
         for number, split in enumerate(sources.values()):
             _check_sizes(split, options, unpacked.sequence_length, unpacked.max_predictions)
-            # Sources that are alike, as translations are, are not shuffled alike.
+            # Parallel sources, such as translations, must not be shuffled in the same order.
             seed = counter_rng.derive(self._seed, Key.SOURCE, number) if number else self._seed
             streams.append(
                 Stream(
@@ -117,7 +119,7 @@ class Pipeline:
     def batch_at(self, step: int, rows: range) -> Batch:
         """Returns the given rows of the batch of `step`, which counts over all phases.
 
-        Any ranges may be asked for, in any order; put together they are the whole batch.
+        The concatenation of consecutive ranges is the batch, in whatever order they are computed.
         """
         index = bisect.bisect_right(self._phase_ends, step)
         phase, mixture = self._phases[index], self._mixtures[index]
@@ -130,30 +132,8 @@ class Pipeline:
         stream.plan_ahead(numbers, phase.steps * phase.global_batch_size - 1)
         return batch
 
-    def examples(self, index: int, numbers: np.ndarray) -> Batch:
-        """Returns a phase's examples of the given numbers, each in a row of its own; those of the
-        first source, where there are several.
-
-        Their epochs ascend.
-        """
-        plan = self._streams[index][0].planned(numbers)
-        return self._examples(index, plan, numbers, self._phases[index].sequence_length)
-
-    def rows_per_epoch(self, phase_index: int) -> int:
-        """Returns the number of rows in one pass over the split; of all sources, each once.
-
-        Waits for the phase's first plan, as the three below do, unless its size is kept.
-        """
-        return sum(stream.first.rows for stream in self._streams[phase_index])
-
-    def examples_per_epoch(self, phase_index: int) -> int:
-        """Returns the number of examples in one pass over the split: as many rows, if not
-        packed.
-        """
-        return sum(stream.first.examples for stream in self._streams[phase_index])
-
     def fill(self, phase_index: int) -> packing.Fill:
-        """Returns how full the packed rows of a phase are."""
+        """Returns the mean sequences and tokens of a packed row of a phase."""
         parts = self._shares[phase_index] if self._shares else [1.0]
         firsts = [stream.first for stream in self._streams[phase_index]]
         each = list(zip(parts, firsts, strict=True))
@@ -163,13 +143,13 @@ class Pipeline:
         )
 
     def shares(self, phase_index: int) -> dict[str, float]:
-        """Returns the share of a phase's rows that each source has; nothing where there is one."""
+        """Returns the share of each source in the rows of a phase; empty if there is one source."""
         each = self._shares[phase_index] if self._shares else ()
         return dict(zip(self._names, each, strict=True))
 
     def epochs(self, step: int) -> dict[str, float]:
-        """Returns how often the batches before `step`, over all phases, went over each source;
-        nothing where there is one.
+        """Returns the number of epochs of each source in the batches before `step`, over all
+        phases; empty if there is one source.
         """
         found, begin = dict.fromkeys(self._names, 0.0), 0
         for streams, mixture, end in zip(
@@ -199,7 +179,7 @@ class Pipeline:
         )
 
     def _examples(self, index: int, plan: Any, numbers: np.ndarray, columns: int) -> Batch:
-        """Returns planned rows, of at most so many tokens, in tables of so many columns."""
+        """Returns planned rows of at most `columns` tokens, in arrays with `columns` columns."""
         phase, options = self._unpacked[index], self._options[index]
         most = phase.max_predictions
         if columns < phase.sequence_length:
@@ -221,7 +201,7 @@ class Pipeline:
 
 
 class EvaluationSet:
-    """Held-out examples: the same pairs with the same masks every time, whatever is asked first."""
+    """Validation examples: the same rows with the same masks at every evaluation."""
 
     def __init__(
         self,
@@ -236,9 +216,9 @@ class EvaluationSet:
         batch_size: int,
         seed: int,
     ):
-        """Plans one epoch of `split` and keeps `num_examples` of it, or all if it has fewer.
+        """Plans one epoch of `split` and keeps at most `num_examples` of it.
 
-        Raises `UsageError` if the split makes no rows, or the sizes are impossible.
+        Raises `UsageError` if the split has no rows, or the sizes are impossible.
         """
         _check_sizes(split, options, sequence_length, max_predictions)
         key = counter_rng.derive(seed, Key.EVALUATION)
@@ -268,8 +248,8 @@ class EvaluationSet:
     def batch_at(self, index: int, rows: range) -> Batch:
         """Returns the given rows of batch `index`.
 
-        Rows after the last example repeat it with weights of 0: they count for nothing, and yet
-        hold tokens that attend to each other, so that no softmax is empty.
+        Rows after the last example repeat it with weights of 0. They do not change a score, and
+        they have tokens, so that no softmax is empty.
         """
         numbers = index * self._batch_size + np.arange(rows.start, rows.stop)
         is_example = numbers < self.num_examples

@@ -1,18 +1,19 @@
-"""The rows of one source in one phase: its epochs, and which planned row a number means.
+"""The rows of one source in one phase: its epochs, and the planned row of each row number.
 
-Rows come from *units*, each of which is planned alone. A unit is an epoch, and row n lies in unit
-n // E, where E is the size of the first one. The row's place there goes through the unit's own
-permutation to a row of its plan.
+Rows come from *units*, each of which is planned alone. A unit is an epoch, and row n is in unit
+n // E, where E is the size of the first unit. The place of the row in the unit is mapped to a row
+of the unit's plan by a permutation that is drawn for the unit.
 
-A source of more than a block (pieces.py) has smaller units. An epoch takes the source's pieces in
-an order of its own, a block of them at a time. The rows of a step are dealt to *lanes*, at most 64,
-as many as divide them, and a unit is what a lane has of a block: some of its pieces. So a host
-plans the units of the lanes of its rows alone, and any number of hosts has the same batches. E is
-then the mean of some units. Of a larger unit a few rows are left out, a smaller one begins again.
+A source of more than a block (pieces.py) has smaller units. An epoch takes the pieces of the source
+in an order that is drawn for the epoch, a block of pieces at a time. The rows of a step are dealt
+to at most 64 *lanes*, which divide the rows evenly, and a unit is the pieces of one lane in one
+block. A host therefore plans the units of the lanes of its rows only, and any number of hosts has
+the same batches. E is then the mean size of a sample of units. A few rows of a larger unit are left
+out, and a smaller unit repeats its first rows.
 
-Where rows are packed (`data.packing`), examples are numbered and planned in the same way. A unit
-has a table of packed rows, each of which names some of its E examples, and a row of a unit goes in
-the same way through a permutation of these.
+If rows are packed (`data.packing`), examples are numbered and planned in the same way. A unit has a
+table of packed rows, each of which names some of its E examples, and a row of the unit is mapped to
+a row of the table by another permutation.
 """
 
 import math
@@ -30,25 +31,25 @@ from bert_jax.data.pretraining.epochs import EpochCache, FirstEpoch
 from bert_jax.data.pretraining.spans import ranges
 from bert_jax.registry import ROWS
 
-# An epoch's plan is begun this far before the epoch itself. A unit of an epoch is small, and is
-# begun at once.
+# The share of an epoch after which the next epoch is planned. The next unit of a large source is
+# small, and is planned at once.
 _PLAN_AHEAD = 0.8
-# The share of a block whose units have E examples on average.
+# The share of a block over which E is the mean.
 _SAMPLE = 1 / 4
 
 
 class Key:
-    """The purpose of a key, its first counter after the seed: no two uses share a stream."""
+    """The purposes of keys: the first counter after the seed, so that no draws are shared."""
 
     PLAN, SHUFFLE, MASK, EVALUATION, PACKED_ROWS, SOURCE, PIECES = range(7)
 
 
 class Taken(NamedTuple):
-    """Rows that are planned and not read yet."""
+    """Rows that are planned, and not read yet."""
 
-    plan: Any  # of their examples
-    numbers: np.ndarray  # int64, of each example: decides its masks
-    # How many examples each row has; None where each has one.
+    plan: Any  # of the examples of the rows
+    numbers: np.ndarray  # int64, one per example: determines its masks
+    # The number of examples of each row; None if each row has one.
     counts: np.ndarray | None
 
     def rows(self, index: np.ndarray) -> "Taken":
@@ -68,7 +69,7 @@ class Taken(NamedTuple):
 
 
 class Stream:
-    """Safe to use from several threads."""
+    """The rows of one source in one phase. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -88,37 +89,29 @@ class Stream:
         self._lanes = math.gcd(rows, self._pieces.lanes)
         self._units = self._lanes * self._pieces.blocks  # of an epoch
         self._first: FirstEpoch | None = None
-        # Threads are at several steps, one of which may need units of two blocks.
+        # Several threads work at several steps, and a step may need units of two blocks.
         keep = 2 if self._units == 1 else 3 * self._lanes
         self.plans = EpochCache(self._plan, keep=keep)
-        # None where rows are not packed.
+        # None if rows are not packed.
         self.packings = EpochCache(self._pack, keep=keep) if options.packing != "none" else None
 
     @property
     def first(self) -> FirstEpoch:
-        """The size of the first epoch, by planning it or a sample of it."""
+        """The size of the first epoch. Plans this epoch, or a sample of it."""
         if self._first is None:
             self._first = self._counted()
         return self._first
 
     def take(self, numbers: np.ndarray) -> Taken:
-        """Returns the rows of the numbers, which ascend."""
+        """Returns the rows of the given numbers, in ascending order."""
         units, offsets = self._places_of(numbers)
         order = np.argsort(units, kind="stable")
         taken = self._taken(units[order], offsets[order])
         return taken if self._lanes == 1 else taken.rows(np.argsort(order, kind="stable"))
 
-    def planned(self, numbers: np.ndarray) -> Any:
-        """Returns the planned examples of the numbers, whose units ascend."""
-        parts = []
-        for unit, offsets in _by_unit(*np.divmod(numbers, self._unit.examples)):
-            plan = self.plans.get(unit)
-            parts.append(plan.take(self._shuffled(unit, offsets, len(plan))))
-        return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
-
     def plan_ahead(self, numbers: np.ndarray, last: int) -> None:
-        """Begins the plans of the units that come after those of the rows, in the background, if
-        these are near their end and `last`, the last row of the phase, is not before them.
+        """Plans the units after those of the rows in the background, if the rows are near the end
+        of a unit. `last` is the last row of the phase: units after it are not planned.
         """
         units, offsets = self._places_of(numbers)
         near = 0 if self._pieces.is_cut else _PLAN_AHEAD * self._unit.rows
@@ -126,13 +119,21 @@ class Stream:
             if self._first_row(unit + self._lanes) <= last:
                 (self.packings or self.plans).begin(unit + self._lanes)
 
+    def _planned(self, numbers: np.ndarray) -> Any:
+        """Returns the planned examples of the given numbers, in ascending order of units."""
+        parts = []
+        for unit, offsets in _by_unit(*np.divmod(numbers, self._unit.examples)):
+            plan = self.plans.get(unit)
+            parts.append(plan.take(self._shuffled(unit, offsets, len(plan))))
+        return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
+
     @property
     def _unit(self) -> FirstEpoch:
         """The size of a unit."""
         return FirstEpoch(*(count // self._units for count in self.first))
 
     def _places_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the unit of each row, and its place there."""
+        """Returns the unit of each row, and the place of the row in the unit."""
         a_lane = self._rows // self._lanes  # rows of a step
         step, row = np.divmod(numbers, self._rows)
         lane, within = np.divmod(row, a_lane)
@@ -146,25 +147,25 @@ class Stream:
         return step * self._rows + lane * a_lane + within
 
     def _taken(self, units: np.ndarray, offsets: np.ndarray) -> Taken:
-        """Returns rows of units, which ascend."""
+        """Returns rows of units, in ascending order of units."""
         size = self._unit.examples
         if self.packings is None:
             numbers = units * size + offsets
-            return Taken(self.planned(numbers), numbers, None)
+            return Taken(self._planned(numbers), numbers, None)
         found = []
         for unit, places in _by_unit(units, offsets):
             table = self.packings.get(unit)
-            # As with examples: a smaller unit begins again, a larger one leaves out a few rows.
+            # As in `_shuffled`, units differ in size.
             key = counter_rng.derive(self._seed, Key.PACKED_ROWS, self._index, unit)
             chosen = counter_rng.permute(places % len(table), len(table), key)
             examples, counts = table.take(chosen)
-            # The table has 32 bits, which the units of a long run exceed.
+            # The table has 32 bits, which example numbers of a long run exceed.
             found.append((unit * size + examples.astype(np.int64), counts))
         examples, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        return Taken(self.planned(examples), examples, counts)
+        return Taken(self._planned(examples), examples, counts)
 
     def _counted(self) -> FirstEpoch:
-        """Returns the size of an epoch by its first units."""
+        """Returns the size of an epoch, extrapolated from its first units."""
         examples = rows = self._examples
         tokens = 0
         if self.packings is not None:
@@ -176,7 +177,7 @@ class Stream:
 
     @property
     def _sample(self) -> range:
-        """The units of which E is a mean."""
+        """The units over which E is the mean."""
         return range(math.ceil(_SAMPLE * self._lanes))
 
     @property
@@ -212,14 +213,14 @@ class Stream:
         return packing.best_fit(lengths, length=phase.sequence_length, most=phase.sequences)
 
     def _shuffled(self, unit: int, offsets: np.ndarray, size: int) -> np.ndarray:
-        """Returns where in a unit's plan, of that size, its examples stand."""
-        # Units differ a little in size. A smaller one begins again, of a larger one a few pairs,
-        # never the same, are left out.
+        """Returns the places of examples of a unit in its plan, which has `size` examples."""
+        # Units differ a little in size. A smaller unit repeats its first examples; of a larger unit
+        # a few examples are left out, others in each unit.
         key = counter_rng.derive(self._seed, Key.SHUFFLE, self._index, unit)
         return counter_rng.permute(offsets % size, size, key)
 
 
 def _by_unit(units: np.ndarray, offsets: np.ndarray) -> Sequence[tuple[int, np.ndarray]]:
-    """Returns each unit, of units that ascend, and the offsets that lie in it."""
+    """Returns each unit and its offsets. `units` ascend."""
     edges = np.flatnonzero(np.diff(units, prepend=-1))
     return list(zip(units[edges].tolist(), np.split(offsets, edges[1:]), strict=True))

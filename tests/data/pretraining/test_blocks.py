@@ -10,18 +10,20 @@ import pytest
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data.corpus.pieces import Blocks, Pieces
 from bert_jax.data.corpus.store import Split
+from bert_jax.data.pretraining.epochs import EpochCache
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.pretraining.stream import Stream
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.objectives.mlm import MLM
 from bert_jax.objectives.mlm_nsp import MLM_NSP
-from tests.limits import HUNG
+from tests.batches import stream_of
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split
 
 BLOCKS = Blocks(tokens=8_000, lanes=8, pieces=16)
 # Every token is another id, so that a row tells which tokens of the split it holds.
 SPLIT = random_split(360, mean_tokens=8, vocab_size=None, num_shards=3)
-ROWS = 16
+# 16 rows are dealt to eight lanes, 6 to two, 7 to one.
+ROWS, LANES = 16, 8
 PAIRS = DataConfig()
 KINDS = {
     "pairs": PAIRS,
@@ -32,17 +34,25 @@ KINDS = {
 }
 
 
-def made(options: DataConfig = PAIRS, *, rows: int = ROWS, blocks: Blocks = BLOCKS, **kw):
+def phase_of(options: DataConfig, rows: int) -> PhaseConfig:
     most = -1 if options.packing != "none" else 5
-    phase = PhaseConfig(
+    return PhaseConfig(
         sequence_length=32, steps=10**6, global_batch_size=rows, max_predictions=most
     )
+
+
+def stream(options: DataConfig = PAIRS, rows: int = ROWS) -> Stream:
+    """Returns the stream of `made`."""
+    return stream_of(SPLIT, options, phase_of(options, rows), blocks=BLOCKS)
+
+
+def made(options: DataConfig = PAIRS, *, rows: int = ROWS, blocks: Blocks = BLOCKS, **kw):
     return Pipeline(
         SPLIT,
         collator=MLM_NSP if options.rows == "sentence_pairs" else MLM,
         vocabulary=Vocabulary(SPECIAL, FIRST_WORD + SPLIT.tokens),
         options=options,
-        phases=(phase,),
+        phases=(phase_of(options, rows),),
         seed=0,
         blocks=blocks,
         **kw,
@@ -74,10 +84,8 @@ def first_tokens(pipeline: Pipeline, steps) -> np.ndarray:
     [*((kind, 16) for kind in KINDS), ("pairs", 6), ("pairs", 7), ("packed documents", 6)],
 )
 def test_any_hosts_and_any_order_have_the_same_rows(kind, rows):
-    """16 rows have eight lanes, 6 have two, 7 have one."""
     whole = made(KINDS[kind], rows=rows)
-    assert whole._streams[0][0]._lanes == {16: 8, 6: 2, 7: 1}[rows]
-    size = whole.rows_per_epoch(0)
+    size = stream(KINDS[kind], rows).first.rows
     steps = [0, 1, *range(size // rows // 4 - 1, 2 * size // rows, size // rows // 4)]
     expected = {step: whole.batch_at(step, range(rows)) for step in steps}
     for first, end in itertools.pairwise([0, 1, rows // 2, rows]):
@@ -90,17 +98,17 @@ def test_any_hosts_and_any_order_have_the_same_rows(kind, rows):
 @pytest.mark.parametrize("kind", ["pairs", "documents", "full sentences"])
 def test_a_pass_sees_nearly_all_rows_once(kind):
     """Units differ in size: of a larger one a few rows are left out, a smaller begins again."""
-    pipeline = made(KINDS[kind])
-    stream = pipeline._streams[0][0]
-    units = [stream.plans.get(unit) for unit in range(stream._units)]
+    pipeline, planner = made(KINDS[kind]), stream(KINDS[kind])
+    size = planner.first.rows
+    units = [planner.plans.get(unit) for unit in range(LANES * Pieces(SPLIT, BLOCKS).blocks)]
     planned = {int(start) for plan in units for start in plan.start[plan.bounds[:-1]]}
-    assert sum(map(len, units)) == pytest.approx(pipeline.rows_per_epoch(0), rel=0.05)
-    seen = first_tokens(pipeline, range(pipeline.rows_per_epoch(0) // ROWS)).ravel()
+    assert sum(map(len, units)) == pytest.approx(size, rel=0.05)
+    seen = first_tokens(pipeline, range(size // ROWS)).ravel()
     if kind != "pairs":  # of which some have had tokens taken from their front
         assert set(seen.tolist()) <= planned
     assert len(np.unique(seen)) > 0.9 * len(planned)
     # The rows of two passes are in different order.
-    steps = pipeline.rows_per_epoch(0) // ROWS
+    steps = size // ROWS
     again = first_tokens(pipeline, range(steps, 2 * steps)).ravel()
     assert (seen[: again.size] == again[: seen.size]).mean() < 0.05
 
@@ -110,7 +118,7 @@ def test_a_host_plans_the_pieces_of_its_rows_alone(monkeypatch):
     planned: list[int] = []
     take = Pieces.__getitem__
     monkeypatch.setattr(Pieces, "__getitem__", lambda self, n: planned.append(n) or take(self, n))
-    steps = made().rows_per_epoch(0) // ROWS
+    steps = stream().first.rows // ROWS
     sampled = {*planned}
     assert len(planned) == len(sampled) == 4, "a sample: two lanes of eight"
     there = len(Pieces(SPLIT, BLOCKS))
@@ -126,17 +134,17 @@ def test_a_host_plans_the_pieces_of_its_rows_alone(monkeypatch):
     assert all(len(each - sampled) <= there // 4 for each in by_host)
 
 
-def test_the_units_of_the_next_block_are_planned_ahead():
-    stream = made()._streams[0][0]
-    rows = stream._unit.rows * 8  # of a block
+def test_the_units_of_the_next_block_are_planned_ahead(monkeypatch):
+    begun: list[int] = []
+    monkeypatch.setattr(EpochCache, "begin", lambda _, unit: begun.append(unit))
+    planner = stream()
+    rows = planner.first.rows // Pieces(SPLIT, BLOCKS).blocks  # of a block
     third = np.arange(2 * rows, 2 * rows + 4)  # two of its lanes
-    stream.plan_ahead(third, last=10 * rows)
-    for unit in (24, 25):
-        stream.plans._futures[unit].result(timeout=HUNG)
-    assert 26 not in stream.plans._futures, "another host's"
+    planner.plan_ahead(third, last=10 * rows)
+    assert begun == [24, 25], "those of this host"
     # Not beyond the last block that the phase will see.
-    stream.plan_ahead(third + rows, last=4 * rows - 1)
-    assert 32 not in stream.plans._futures
+    planner.plan_ahead(third + rows, last=4 * rows - 1)
+    assert begun == [24, 25]
 
 
 def test_batches_are_as_varied_as_independent_draws_from_a_block():
@@ -145,10 +153,11 @@ def test_batches_are_as_varied_as_independent_draws_from_a_block():
     Of the 40 random properties, each of which all rows of a piece share, the mean ratio of the
     two variances is at most 1.1, and so is that of the place of rows in the split.
     """
-    pipeline = made(DataConfig(rows="documents"))
-    stream, pieces = pipeline._streams[0][0], Pieces(SPLIT, BLOCKS)
+    options = DataConfig(rows="documents")
+    pipeline = made(options)
+    pieces = Pieces(SPLIT, BLOCKS)
     edges = np.array([int(pieces[number].sentence_starts[0]) for number in range(len(pieces))])
-    steps = stream._unit.rows / 2  # of a block: a lane has two rows of each
+    steps = stream(options).first.rows / pieces.blocks / ROWS  # of a block
     draw, ratios, places = np.random.default_rng(0), [], []
     for block in range(pieces.blocks):
         within = range(math.ceil(block * steps), int((block + 1) * steps))

@@ -29,6 +29,7 @@ from bert_jax.data.pretraining.batch import Batch, Field
 from bert_jax.data.pretraining.packing import best_fit, place
 from bert_jax.data.pretraining.padding import padding
 from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline
+from bert_jax.data.pretraining.stream import Stream
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
 from bert_jax.model import bert, sharding
@@ -37,6 +38,7 @@ from bert_jax.objectives.objective import Objective
 from bert_jax.registry import MASKS, OBJECTIVES, POSITIONS, ROWS
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.training.pretrain import Pretraining
+from tests.batches import stream_of
 from tests.models import random_params
 from tests.synthetic_corpus import SPECIAL, random_split
 from tests.tiny_corpus import tiny_config, write_config
@@ -65,13 +67,19 @@ def pipeline(
     )
 
 
+def planned(options: DataConfig = PACKED, phase: PhaseConfig = PHASE) -> Stream:
+    """Returns the stream of `pipeline`."""
+    most = phase.max_sequences if options.packing != "none" else -1
+    return stream_of(SPLIT, options, dataclasses.replace(phase, max_sequences=most), seed=3)
+
+
 def joined(batches: list[Batch]) -> Batch:
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def rows_of(made: Pipeline, first: int, stop: int) -> Batch:
-    """Returns the rows `first` to `stop` of the first phase, whatever steps they belong to."""
-    size = made._phases[0].global_batch_size
+    """Returns the rows `first` to `stop` of `PHASE`, whatever steps they belong to."""
+    size = PHASE.global_batch_size
     steps = range(first // size, -(-stop // size))
     whole = joined([made.batch_at(step, range(size)) for step in steps])
     return {name: array[first - steps[0] * size :][: stop - first] for name, array in whole.items()}
@@ -136,11 +144,11 @@ def test_the_share_of_padding_is_that_of_an_epoch():
     """Within what two draws of the same documents differ by."""
     found = padding(SPLIT, options=DataConfig(), phase=PHASE, seed=3)
     alone, packed = pipeline(DataConfig()), pipeline()
-    rows = alone.examples_per_epoch(0)
-    tokens = np.count_nonzero(alone.examples(0, np.arange(rows))["sequence_ids"])
+    rows = planned(DataConfig()).first.rows
+    tokens = np.count_nonzero(rows_of(alone, 0, rows)["sequence_ids"])
     assert found.sequences == pytest.approx(rows, rel=0.15)
     assert found.unpacked == pytest.approx(1 - tokens / (rows * LENGTH), abs=0.03)
-    assert found.packed_rows == pytest.approx(packed.rows_per_epoch(0), rel=0.15)
+    assert found.packed_rows == pytest.approx(planned().first.rows, rel=0.15)
     assert found.packed == pytest.approx(1 - packed.fill(0).tokens / LENGTH, abs=0.03)
     few = padding(SPLIT, options=DataConfig(), phase=PHASE, seed=3, most_documents=30)
     assert few.sequences == pytest.approx(rows * 30 / 120, rel=0.3)
@@ -162,9 +170,7 @@ def test_show_rows(corpus, tmp_path, capsys):
 
 def test_rows_of_an_epoch_are_not_those_of_the_next():
     made = pipeline()
-    size = made.rows_per_epoch(0)
-    first, second = made._streams[0][0].packings.get(0), made._streams[0][0].packings.get(1)
-    assert not np.array_equal(first.examples[:50], second.examples[:50])
+    size = planned().first.rows
     assert rows_of(made, 0, 8)["input_ids"].tobytes() != (
         rows_of(made, size, size + 8)["input_ids"].tobytes()
     )
@@ -189,8 +195,8 @@ def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask, monkeypatch):
     options = dataclasses.replace(PACKED, rows=rows, mask=mask)
     packed = pipeline(options, objective=objective)
     alone = pipeline(dataclasses.replace(options, packing="none"), objective=objective)
-    number, size = packed.rows_per_epoch(0), packed.examples_per_epoch(0)
-    assert size == alone.rows_per_epoch(0) > number
+    size, number, _ = planned(options).first
+    assert size == planned(dataclasses.replace(options, packing="none")).first.rows > number
     assert rows != "sentence_pairs" or size > 1.5 * number
     batch = rows_of(packed, 0, number)
     expected = sequences_of(rows_of(alone, 0, size), objective)
@@ -219,7 +225,7 @@ def test_a_batch_is_a_function_of_its_step():
     long = dataclasses.replace(PHASE, sequence_length=48, steps=10, global_batch_size=4)
     made = pipeline(PACKED, short, long)
     batches = [made.batch_at(step, range(8 if step < 30 else 4)) for step in range(40)]
-    assert made.rows_per_epoch(0) < 8 * 30, "several epochs"
+    assert planned(PACKED, short).first.rows < 8 * 30, "several epochs"
     fresh = pipeline(PACKED, short, long)
     for step in (33, 29, 30, 12):
         whole = batches[step]
@@ -270,11 +276,13 @@ def two_batches(objective: str) -> tuple[Batch, Batch]:
     """The same sequences in rows of their own and packed; both with room for the same."""
     kind = OBJECTIVES[objective]
     rows = (kind.rows or ("sentence_pairs",))[0]
-    made = pipeline(dataclasses.replace(PACKED, rows=rows), objective=objective)
-    packed = made._streams[0][0].packings.get(0)
+    options = dataclasses.replace(PACKED, rows=rows)
+    planner = planned(options)
+    assert planner.packings is not None
+    packed = planner.packings.get(0)
     numbers, counts = packed.take(np.argsort(-np.diff(packed.starts), kind="stable")[[0, 9, 60]])
     assert len(set(counts)) > 1 < min(counts)
-    phase = made._phases[0]
+    phase = PHASE.resolved(options.masked_lm_prob, packing=options.packing)
     arguments = {
         "fields": kind.fields,
         "pad": SPECIAL.pad,
@@ -282,7 +290,9 @@ def two_batches(objective: str) -> tuple[Batch, Batch]:
         "max_predictions": phase.max_predictions,
         "max_sequences": phase.sequences,
     }
-    alone = made.examples(0, numbers)
+    unpacked = pipeline(dataclasses.replace(options, packing="none"), objective=objective)
+    epoch = rows_of(unpacked, 0, planner.first.examples)
+    alone = {name: array[numbers] for name, array in epoch.items()}
     parts = [(np.arange(len(numbers)), alone)]
     apart = place(parts, np.ones(len(numbers), np.int64), **arguments)
     is_real = {"L": alone["sequence_ids"] > 0, "M": alone["mlm_weights"] > 0, "P": slice(None)}

@@ -1,5 +1,6 @@
 """Batches: the table, purity, epochs, phases, the evaluation set, tf.data."""
 
+import dataclasses
 import itertools
 import threading
 import time
@@ -18,7 +19,7 @@ from bert_jax.data.pretraining.spans import SpanPlan
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
 from bert_jax.objectives.mlm_nsp import MLM_NSP
-from tests.batches import check_batch
+from tests.batches import check_batch, stream_of
 from tests.limits import HUNG
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split, split_from_lengths
 
@@ -45,6 +46,11 @@ def make_pipeline(split: Split, *phases: PhaseConfig, seed: int = 0) -> Pipeline
         phases=phases or (SMALL,),
         seed=seed,
     )
+
+
+def epoch_size(split: Split, phase: PhaseConfig = SMALL) -> int:
+    """Returns the rows of the first epoch of `make_pipeline`."""
+    return stream_of(split, DataConfig(), phase).first.rows
 
 
 def make_evaluation(split: Split, **kw) -> EvaluationSet:
@@ -79,7 +85,7 @@ def join(batches: list[Batch]) -> Batch:
 
 def steps_of_epoch(pipeline: Pipeline, split: Split, epochs: int, batch_size: int) -> list[list]:
     """The restored rows of whole epochs, as tuples."""
-    size = pipeline.examples_per_epoch(0)
+    size = epoch_size(split)
     steps = range(-(-epochs * size // batch_size))
     rows = restored(join([pipeline.batch_at(step, range(batch_size)) for step in steps]))
     rows = [tuple(row) for row in rows.tolist()]
@@ -209,7 +215,7 @@ def test_shares_over_a_large_sample():
     # Each row's count is rounded: off by at most half a token (one, at the floor of 1) a row.
     assert abs(share - 0.15) < 0.5 * len(lengths) / lengths.sum()
     # The labels have the ratio of an independent plan, within the binomial error of both.
-    size = pipeline.examples_per_epoch(0)
+    size = epoch_size(split, phase)
     plan = SENTENCE_PAIRS.plan(split, options=DataConfig(), sequence_length=128, key=5)
     ratio = plan.labels["is_random"].mean()
     assert 0.5 < ratio < 0.62  # chunks of one sentence are forced
@@ -224,7 +230,7 @@ def test_an_epoch_shows_every_pair_once():
     split = make_split()
     pipeline = make_pipeline(split)
     first, second = steps_of_epoch(pipeline, split, 2, 16)
-    assert len(set(first)) == len(first) == pipeline.examples_per_epoch(0)
+    assert len(set(first)) == len(first) == epoch_size(split)
     assert first != sorted(first)
     # The second epoch has pairs of its own, and repeats one only if it has fewer than the first.
     assert len(set(second) & set(first)) < 0.2 * len(first)
@@ -235,8 +241,8 @@ def test_every_pair_is_one_of_the_plan():
     split = make_split()
     pipeline = make_pipeline(split)
     (rows,) = steps_of_epoch(pipeline, split, 1, 16)
-    cache = pipeline._streams[0][0].plans
-    assert set(rows) == rows_of_plan(split, cache.get(0))
+    plan = stream_of(split, DataConfig(), SMALL).plans.get(0)
+    assert set(rows) == rows_of_plan(split, plan)
 
 
 def test_masks_are_fresh_every_epoch_and_phase():
@@ -244,7 +250,7 @@ def test_masks_are_fresh_every_epoch_and_phase():
     split = split_from_lengths(np.array([14, 14]), np.array([1, 1]), vocab_size=None)
     phase = PhaseConfig(sequence_length=32, steps=50, global_batch_size=2, max_predictions=5)
     pipeline = make_pipeline(split, phase, phase)
-    assert pipeline.examples_per_epoch(0) == 2
+    assert epoch_size(split, phase) == 2
     batch = join([pipeline.batch_at(step, range(2)) for step in range(100)])
     # 5 of 28 positions: 98,280 choices, so that 200 draws all differ with chance 0.8 and hardly
     # more than two pairs of them agree.
@@ -255,7 +261,7 @@ def test_a_batch_may_hold_several_epochs():
     split = split_from_lengths(np.full(12, 5), np.full(3, 4), vocab_size=None)
     large = PhaseConfig(sequence_length=32, steps=3, global_batch_size=64, max_predictions=5)
     pipeline = make_pipeline(split, large)
-    assert pipeline.examples_per_epoch(0) < 21
+    assert epoch_size(split, large) < 21
     whole = join([pipeline.batch_at(step, range(64)) for step in range(3)])
     assert_same(
         join(
@@ -353,25 +359,49 @@ def test_a_failed_plan_is_tried_again():
     assert len(cache.get(0)) == 1
 
 
-def test_the_next_plan_is_computed_ahead():
+def test_a_plan_is_computed_in_the_background():
+    calls, computed = [], threading.Event()
+
+    def plan(epoch: int) -> range:
+        calls.append(epoch)
+        computed.set()
+        return range(epoch)
+
+    cache = EpochCache(plan)
+    cache.begin(3)
+    assert computed.wait(HUNG)
+    cache.begin(3)
+    assert cache.get(3) == range(3) and calls == [3]
+
+
+def test_a_plan_that_fails_in_the_background_raises_when_it_is_used():
+    failed = threading.Event()
+
+    def plan(epoch: int) -> range:
+        failed.set()
+        raise OSError("disk gone")
+
+    cache = EpochCache(plan)
+    cache.begin(0)
+    assert failed.wait(HUNG)
+    with pytest.raises(OSError, match="disk gone"):
+        cache.get(0)
+
+
+def test_the_next_epoch_is_planned_ahead(monkeypatch):
+    begun: list[int] = []
+    monkeypatch.setattr(EpochCache, "begin", lambda _, epoch: begun.append(epoch))
     split = make_split()
+    per_epoch = epoch_size(split) / 16
     pipeline = make_pipeline(split)
-    cache = pipeline._streams[0][0].plans
-    per_epoch = pipeline.examples_per_epoch(0) / 16
     pipeline.batch_at(int(0.7 * per_epoch), range(16))
-    assert list(cache._futures) == [0]
+    assert begun == []
     pipeline.batch_at(int(0.9 * per_epoch), range(16))
-    assert list(cache._futures) == [0, 1]
-    assert len(cache._futures[1].result(timeout=HUNG)) > 0
-    # Not beyond the last epoch the phase will see.
-    last = make_pipeline(
-        split,
-        PhaseConfig(
-            sequence_length=32, steps=int(per_epoch) - 1, global_batch_size=16, max_predictions=5
-        ),
-    )
-    last.batch_at(int(per_epoch) - 2, range(16))
-    assert list(last._streams[0][0].plans._futures) == [0]
+    assert begun == [1]
+    # Not beyond the last epoch of the phase.
+    short = dataclasses.replace(SMALL, steps=int(per_epoch) - 1)
+    make_pipeline(split, short).batch_at(int(per_epoch) - 2, range(16))
+    assert begun == [1]
 
 
 # --- evaluation ----------------------------------------------------------------------------------
