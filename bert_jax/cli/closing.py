@@ -31,7 +31,7 @@ def figure_rows(
             learned = f"{gain:+.3f} learned" if gain > 0 else "nothing learned yet"
             compared = f"{entropy:.3f}: the corpus's unigram entropy ({learned})"
         rows.append((figure.title, figure.shown(value), compared))
-        if figure.name == "mlm_loss" and expected and "mlm_loss" in expected:
+        if figure.name == "mlm_loss" and expected and expected.get("mlm_loss"):
             low, high = expected["mlm_loss"]
             found = "as expected" if low <= value <= high else "NOT as expected"
             rows.append(("", found, f"{low:.3f} to {high:.3f}: {expected['from']}"))

@@ -161,7 +161,6 @@ def test_an_address_is_no_folder_of_this_machine(runs, tmp_path, monkeypatch):
     for call, said in (
         (lambda: bert_jax.prepare(["a.txt"], "gs://b/x"), "gs://b/x is an address"),
         (lambda: bert_jax.prepare(["a.txt"], place), "gs:/b/x is an address"),
-        (lambda: bert_jax.append(["a.txt"], place), "gs:/b/x is an address"),
         (lambda: bert_jax.export_checkpoint(runs / "base", place, to="hf"), "is an address"),
         (lambda: bert_jax.load(place), "gs:/b/x has lost a slash"),
         (

@@ -177,9 +177,9 @@ def test_silu_is_bert_to_hugging_face_and_not_to_tf1(tmp_path):
     ("changes", "message"),
     [
         (["norm=rmsnorm", "norm_bias=false"], "model.norm_bias is False, which norm rmsnorm does"),
-        (["norm=batchnorm"], "choose one of layernorm, rmsnorm"),
-        (["norm_placement=both"], "choose one of post, pre"),
-        (["feed_forward=glu"], "choose one of dense, gated"),
+        (["norm=batchnorm"], "expected one of layernorm, rmsnorm"),
+        (["norm_placement=both"], "expected one of post, pre"),
+        (["feed_forward=glu"], "expected one of dense, gated"),
     ],
 )
 def test_what_a_block_cannot_be(changes, message):

@@ -219,8 +219,8 @@ def test_where_heads_have_dropout(kind, under, drops):
             "one classifier at most",
         ),
         (HeadConfig(parts=("mlm", "mlm")), "each once"),
-        (HeadConfig(parts=("sequence_classifier",)), "stand on the pooler"),
-        (HeadConfig(parts=("nsp", "mlm")), "stand on the pooler"),
+        (HeadConfig(parts=("sequence_classifier",)), "need the pooler"),
+        (HeadConfig(parts=("nsp", "mlm")), "need the pooler"),
         (HeadConfig(parts=("token_classifier",), labels=("a", "a")), "each label once"),
     ],
 )

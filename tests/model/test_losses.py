@@ -65,8 +65,8 @@ def test_the_gradient_of_z_loss_is_that_of_its_formula():
         (['head.parts=["token_classifier"]'], "z_loss is 0.0001, which a task does not read"),
         (["objective=rtd", 'head.parts=["generator","discriminator"]'], "objective rtd does not"),
         (["head.parts=[]", "output_bias=log_frequency"], "output_bias is log_frequency, but head"),
-        (["output_bias=frequency"], "choose one of zeros, log_frequency"),
-        (["optimizer.z_loss=-1"], "optimizer.z_loss is -1.0; it must be at least 0; 0 switches"),
+        (["output_bias=frequency"], "expected one of zeros, log_frequency"),
+        (["optimizer.z_loss=-1"], "optimizer.z_loss: expected float >= 0"),
     ],
 )
 def test_where_they_mean_nothing_they_are_refused(changes, message):

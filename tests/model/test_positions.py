@@ -305,7 +305,7 @@ def test_buckets_of_distances():
         ),
         (
             ["position_embedding_type=alibi", "max_position_embeddings=64"],
-            "longer than the model says its rows may be (model.max_position_embeddings = 64); "
+            "longer than the model allows (model.max_position_embeddings = 64); "
             "shorten the sequence or set it higher: alibi has no table",
         ),
     ],

@@ -710,19 +710,19 @@ _REFUSED = {
             (
                 "a field of pre-training",
                 "data.num_workers=3",
-                "--set data.num_workers: only pre-training has this field",
+                "--set data.num_workers: only pre-training has this option",
             ),
             (
                 "the objective",
                 "objective=mlm",
-                "--set objective: only pre-training has this field",
+                "--set objective: only pre-training has this option",
             ),
             (
                 "the model's shape",
                 "model.vocab_size=32",
-                "--set model.vocab_size: the model is the checkpoint's",
+                "--set model.vocab_size: the checkpoint decides the model",
             ),
-            ("the head", 'head={"parts": []}', "--set head.parts.0: it is the task's"),
+            ("the head", 'head={"parts": []}', "--set head.parts.0: the task decides it"),
             ("an option's field", "seed=5", "--set seed: use --seed"),
             (
                 "the rate",

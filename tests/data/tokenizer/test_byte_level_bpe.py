@@ -388,7 +388,7 @@ def test_prepare_trains_one(tmp_path):
     assert not corpora[0].manifest["tokenizer"]["lowercase"]
     again = load_tokenizer(tmp_path / "a")
     assert again.decode(corpora[0].train.shards[0].tolist()).startswith("Owl number")
-    with pytest.raises(UsageError, match="bpe keeps the case"):
+    with pytest.raises(UsageError, match="keeps the case"):
         prepare([str(source)], tmp_path / "c", tokenizer="bpe", lowercase=True)
 
 
