@@ -184,6 +184,8 @@ def evaluate_checkpoint(
             if run is None:
                 raise UsageError(f"`like` {like} is no workdir; name the workdir of a run")
             config = dataclasses.replace(config, **{n: getattr(run, n) for n in load.SCORED_BY})
+        if not config.phases:
+            raise UsageError(f"{checkpoint}: phases is empty in its config; it needs one phase")
         phase = config.phases[-1]
         if length is not None:
             phase = dataclasses.replace(phase, sequence_length=length, max_predictions=-1)

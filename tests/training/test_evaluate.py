@@ -354,9 +354,12 @@ def test_the_run_knows_the_text_of_the_model_before_it(trained, exported, capsys
     ("changes", "said"),
     [
         ({"phases": []}, "phases is empty"),
-        ({"evaluation": {"batch_size": 0}}, "evaluation.batch_size is 0; it must be at least 1"),
-        ({"evaluation": {"num_examples": 0}}, "evaluation.num_examples is 0"),
-        ({"optimizer": {"kind": "muon", "momentum": 7.0}}, "optimizer.momentum is 7.0"),
+        ({"evaluation": {"batch_size": 0}}, "evaluation.batch_size: expected int >= 1"),
+        ({"evaluation": {"num_examples": 0}}, "evaluation.num_examples: expected int >= 1"),
+        (
+            {"optimizer": {"kind": "muon", "momentum": 7.0}},
+            "optimizer.momentum: expected float < 1",
+        ),
     ],
     ids=str,
 )
