@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
 
@@ -113,7 +112,6 @@ def _in_processes(arguments: argparse.Namespace, megabytes: int) -> dict[str, fl
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "tests.faulty_bucket", str(port)]
     with (
-        TemporaryDirectory() as cache,
         subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as server,
@@ -124,7 +122,6 @@ def _in_processes(arguments: argparse.Namespace, megabytes: int) -> dict[str, fl
             "STORAGE_EMULATOR_HOST": address,
             "TENSORSTORE_GCS_HTTP_URL": address,
             "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none",
-            "BERT_JAX_CACHE": cache,
             "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": str(ROOT),
         }

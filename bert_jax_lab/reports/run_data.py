@@ -14,7 +14,7 @@ from bert_jax_lab.reports.curves import RunRecord
 
 # Events that say why a run is as it is, and the most of them that are kept: the last ones.
 _SHOWN_EVENTS = (
-    "resume", "change", "rollback", "preempt", "save_failed", "slow_process", "unexpected", "stop",
+    "resume", "change", "rollback", "preempt", "save_failed", "unexpected", "stop",
 )  # fmt: skip
 _MOST_EVENTS = 200
 # The most rows of training that are kept: a screen has fewer pixels.

@@ -42,10 +42,10 @@ class ExportOptions(FromCheckpoint):
     )
     pooling: Literal["mean", "cls", "max", "lasttoken"] | None = setting(
         None,
-        "also write the files of sentence-transformers, hf only: what makes the vector of a text of"
-        " those of its tokens",
+        "also write sentence-transformers files (hf only): how token vectors become one vector"
+        " per text",
     )
-    normalize: bool = setting(False, "of these: make vectors of length 1")
+    normalize: bool = setting(False, "with `--pooling`: scale vectors to length 1")
     length: int | None = setting(
         None,
         "N: of these: tokens of a text, [CLS] and [SEP] included (default: as many as the model"

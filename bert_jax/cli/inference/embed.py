@@ -32,8 +32,8 @@ class EmbedOptions(FromCheckpoint):
     output: Local | None = setting(None, "FILE: an .npz file; needed unless there is --json")
     json: bool = setting(
         False,
-        "print an object a text, with its line, counted from 1, and its vector or, with "
-        "`--pooling none`, those of its tokens",
+        "print one object per text, with its line number (from 1) and its vector, or with "
+        "`--pooling none` the vectors of its tokens",
     )
     layers: str = setting(
         "-1",
@@ -42,16 +42,16 @@ class EmbedOptions(FromCheckpoint):
     )
     pooling: _Pooling | None = setting(
         None,
-        "of the tokens of a text; replaces the pooling of a directory of sentence-transformers and"
-        " the steps after it (default: that of the directory, else mean)",
+        "how token vectors become one vector per text; replaces the modules of a "
+        "sentence-transformers directory (default: the pooling of the directory, or mean)",
     )
     normalize: bool | None = setting(
-        None, "make vectors of length 1 (default: that of the directory)"
+        None, "scale vectors to length 1 (default: the setting of the directory)"
     )
     length: int | None = setting(
         None,
-        "N: tokens of a text, [CLS] and [SEP] included (default: that of the directory, else the "
-        "number of positions)",
+        "N: most tokens per text, with [CLS] and [SEP] (default: the length of the directory, or "
+        "the number of positions)",
     )
 
 

@@ -46,8 +46,8 @@ class PredictOptions(TableFormat):
     )
     glue: Path | None = setting(
         None,
-        "DIR: instead of --input: a folder of GLUE's files, whose test rows become the files of"
-        " a submission in --output",
+        "DIR: a folder of GLUE files in place of --input; the test rows become the files of a"
+        " submission in --output",
     )
     null_threshold: float | None = setting(
         None,

@@ -20,13 +20,12 @@ from bert_jax.data.corpus.decide import Fate, decided_of, parts_of
 from bert_jax.data.corpus.folder import Folder
 from bert_jax.data.corpus.job import Job, Unit
 from bert_jax.data.corpus.look import Found
-from bert_jax.data.corpus.store import FORMAT_VERSION, SPLITS, Split, token_type
+from bert_jax.data.corpus.store import FORMAT_VERSION, SPLITS, token_type
 from bert_jax.data.corpus.vocabulary import SharedTokenizer, loaded
 from bert_jax.data.language import marks
 from bert_jax.data.language.codes import DEFAULT
 from bert_jax.data.language.sentences import sentences_of
 from bert_jax.data.pool import count, offer
-from bert_jax.data.sources.document import whole_characters
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import DataDamaged, UsageError
 
@@ -236,27 +235,4 @@ def encode_documents(
         words=int(np.array(words, np.int64)[documents > 0].sum()),
         empty_documents=int((documents == 0).sum()),
         stripped_marks=stripped_marks,
-    )
-
-
-def split_of(
-    texts: Sequence[str], tokenizer: Tokenizer, *, name: str, language: str = DEFAULT
-) -> Split:
-    """Returns documents in memory as one split of a corpus, as `open_corpus` returns those on disk.
-
-    Paragraphs are separated by newlines. Documents without a token are left out.
-    """
-    encoded = encode_documents(
-        (whole_characters(text).encode() for text in texts), tokenizer, language=language
-    )
-
-    def starts(lengths: np.ndarray) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-    return Split(
-        name=name,
-        shards=(encoded.tokens,),
-        shard_starts=np.array([0, len(encoded.tokens)], np.int64),
-        sentence_starts=starts(encoded.sentences),
-        document_starts=starts(encoded.documents),
     )

@@ -102,14 +102,14 @@ def test_events_say_why(tmp_path):
         for event in (
             {"event": "change", "step": 200, "fields": [["optimizer.learning_rate", 0.1, 0.2]]},
             {"event": "save_failed", "in_a_row": 2, "message": "disk full"},
-            {"event": "slow_process", "process": 3, "share": 0.51234},
+            {"event": "save_failed", "in_a_row": 3, "share": 0.51234},
         ):
             events.write(json.dumps({**event, "time": 2000.0}) + "\n")
     found = data_of(run)
     assert [event["text"] for event in found["events"][-3:]] == [
         "optimizer.learning_rate: 0.1 to 0.2",
         "in a row 2; message disk full",
-        "process 3; share 0.512",
+        "in a row 3; share 0.512",
     ]
     text = Outline(report_page.render([found])).text
     assert "run: save failed" in text and "message disk full" in text
