@@ -157,10 +157,17 @@ def blocks_of(directory: Path) -> Blocks:
     if not (directory / CONFIG).is_file():
         return BLOCKS
     found: Any = stored(directory).get(_BLOCKS)
-    try:
-        return Blocks(**found)
-    except TypeError as error:
-        raise UsageError(f"{directory / CONFIG}: {_BLOCKS} is {found!r}, not sizes") from error
+    if (
+        not isinstance(found, dict)
+        or found.keys() != set(Blocks._fields)
+        or not all(type(size) is int and size > 0 for size in found.values())
+    ):
+        names = ", ".join(Blocks._fields)
+        raise UsageError(
+            f"{directory / CONFIG}: {_BLOCKS} is {found!r}, but must have {names}, each a positive"
+            " integer"
+        )
+    return Blocks(**found)
 
 
 def corpus_of(workdir: Path | str) -> Path | dict[str, Path] | None:
