@@ -154,6 +154,7 @@ _ONLY_IN = {
     "csv": ("bert_jax/data/sources/delimited.py", "bert_jax_lab/studies/table.py"),
     "pyarrow": ("bert_jax/data/sources/arrow.py",),
     "tensorflow_datasets": ("bert_jax/data/sources/tfds.py",),
+    "safetensors": ("bert_jax/interchange/safetensors_files.py",),
     "torch": (),
     "apache_beam": (
         "bert_jax/data/cluster/beam.py",
