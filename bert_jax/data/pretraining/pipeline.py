@@ -315,7 +315,7 @@ def tf_batches(
 
     @tf.autograph.experimental.do_not_convert
     def load(step: Any) -> dict[str, Any]:
-        types = [tf.as_dtype(spec.dtype) for spec in signature.values()]
+        types = [tf.as_dtype(np.dtype(spec.dtype)) for spec in signature.values()]
         arrays = tf.numpy_function(compute, [step], types, stateful=False)
         return {
             name: tf.ensure_shape(array, spec.shape)
@@ -332,7 +332,7 @@ def tf_batches(
         .prefetch(prefetch)
         .with_options(options)
     )
-    batches = dataset.as_numpy_iterator()
+    batches: Any = dataset.as_numpy_iterator()
     op_error = tf.errors.OpError  # the module may be gone when the interpreter ends
 
     def consume() -> Iterator[Batch]:
