@@ -119,7 +119,7 @@ _MAY_IMPORT = {
     | {"runtime", "workdir", "pretrained", "training", "lab/planning"},
     "lab/studies": _COMMON
     | {"data/language", "data/tokenizer", "data/corpus", "model", "update", "runtime", "workdir"}
-    | {"pretrained", "training", "lab/reports"},
+    | {"pretrained", "training", "tasks", "lab/reports"},
     "lab": set(),
 }
 _CORE = {room for room in _MAY_IMPORT if not room.startswith("lab")}

@@ -1,14 +1,13 @@
 """Results of fine-tuning as JSON and as a Markdown table."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bert_jax.errors import NonFinite
 from bert_jax.pretrained.model_card import markdown_table
 from bert_jax.registry import TASK_KINDS
 from bert_jax.tasks.task import TaskSpec
-from bert_jax.workdir.run_list import spread, spread_text
 
 _SETTINGS = ("batch_size", "learning_rate", "epochs")
 
@@ -55,6 +54,21 @@ def _flat(spec: TaskSpec, scores: dict[str, dict[str, float]]) -> dict[str, floa
         for split, found in scores.items()
         for metric, value in found.items()
     }
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Returns the median, the lowest and the highest of some values; None for no values."""
+    if not values:
+        return {"median": None, "lowest": None, "highest": None}
+    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+
+
+def spread_text(found: dict[str, Any], number: Callable[[float], str], *, is_single: bool) -> str:
+    """Returns the median; of several values also the lowest and the highest, in parentheses."""
+    median = number(found["median"])
+    if is_single:
+        return median
+    return f"{median} ({number(found['lowest'])} to {number(found['highest'])})"
 
 
 def _spread(values: list[float]) -> dict[str, float]:

@@ -167,7 +167,7 @@ def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: Stu
             tell(line)
         print(f"{plan.workdir / result.STUDY_MD} has the table, the figures and failed runs")
     if progress.held:
-        note(f"another process works on {', '.join(run.name for run in progress.held)}")
+        note(f"another process works on {', '.join(progress.held)}")
     if progress.left:
         why = "the time is up; " if progress.is_stopped else ""
         note(f"{why}runs left: {len(progress.left)}; the same command resumes the study")

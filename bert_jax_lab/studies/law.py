@@ -50,12 +50,6 @@ class Law:
         """Returns L in nats, at one point or at many."""
         return _loss(self.values, np.asarray(parameters, float), np.asarray(tokens, float))
 
-    def interval(self, parameters: float, tokens: float) -> tuple[float, float]:
-        """Returns the 95 % interval of L at one point."""
-        found = [_loss(sample, parameters, tokens) for sample in self.samples]
-        low, high = np.quantile(found, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
-        return float(low), float(high)
-
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Returns the 95 % interval of each of E, A, alpha, B and beta."""
         low, high = np.quantile(self.samples, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], axis=0)

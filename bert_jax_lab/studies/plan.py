@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from bert_jax.config import PhaseConfig, TrainConfig, to_dict
 from bert_jax.config.conversion import nearest
@@ -29,14 +29,7 @@ from bert_jax.data.corpus.store import read_manifest
 from bert_jax.errors import UsageError
 from bert_jax.registry import OBJECTIVES, PROBES
 from bert_jax_lab.studies import corpus_tasks
-from bert_jax_lab.studies.study import (
-    PROBED,
-    CorpusRecipe,
-    Study,
-    StudyTask,
-    config_of,
-    overrides_of,
-)
+from bert_jax_lab.studies.study import PROBED, Study, StudyTask, config_of, overrides_of
 
 # Rows of a task, and validation examples, of a study that is only tried out (`steps`).
 _FEW = 64
@@ -45,30 +38,14 @@ PROBES_FILE = "probes.json"
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRun:
-    """One run of a study: a `bert-jax` command that fills a folder."""
-
-    # The option that names the folder.
-    OUTPUT: ClassVar[tuple[str, str]] = ("--workdir", "")
+    """One run of a study: a command that fills a folder. The first run may prepare the corpus."""
 
     name: str
     folder: Path
     # The runs that must be done before this run.
     needs: tuple["StudyRun", ...] = ()
-    # The verb and its options, without the folder.
-    options: tuple[str, ...] = ()
-
-    @property
-    def command(self) -> list[str]:
-        """Returns the arguments of `bert-jax`."""
-        option, file = self.OUTPUT
-        return [*self.options, option, str(self.folder / file)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareRun(StudyRun):
-    """Preparation of the study's own corpus."""
-
-    OUTPUT = ("--output", "")
+    # The arguments of `bert-jax`.
+    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +53,6 @@ class RowsRun(StudyRun):
     """Rows of a task, made from the corpus by a rule, in the process of the study."""
 
     rule: str
-    corpus: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +81,6 @@ class FinetuneRun(VariantRun):
 class ProbeRun(VariantRun):
     """Probes of one pre-trained model."""
 
-    OUTPUT = ("--output", PROBES_FILE)
-
     probes: tuple[str, ...]
 
 
@@ -125,10 +99,6 @@ class StudyPlan:
     runs: tuple[StudyRun, ...]
     # The command that was typed.
     command: str = ""
-
-    def named(self, name: str) -> StudyRun:
-        """Returns the run with a name."""
-        return next(run for run in self.all_runs if run.name == name)
 
 
 def plan_study(
@@ -149,47 +119,42 @@ def plan_study(
     which they are initialized are added. `extend` are files for `--extend` of every command.
 
     Raises UsageError for a variant with an invalid config, for unknown names in `only`, for columns
-    that no variant has metrics for, and for options of a task that the study sets.
+    that no variant has metrics for, and for an invalid rule or option of a task.
     """
     wanted = _wanted(study, only)
-    extended = tuple(word for file in extend for word in ("--extend", str(file)))
+    extended = [word for file in extend for word in ("--extend", str(file))]
     # A config in Python may register what it names.
     loads_base = ("--extend", study.base) if study.base.endswith(".py") else ()
+    runs: list[StudyRun] = []
 
-    def run(
-        kind: type[R], name: str, options: Sequence[str], needs: tuple[StudyRun, ...], *,
-        inputs: dict[str, Any], **fields: Any,
+    def add(
+        kind: type[R], name: str, options: Sequence[str] = (), *, inputs: Any,
+        needs: tuple[StudyRun, ...] = (), output: tuple[str, str] = ("--workdir", ""),
+        **fields: Any,
     ) -> R:  # fmt: skip
         hashed = [kind.__name__, inputs, [needed.folder.name for needed in needs]]
         text = json.dumps(hashed, sort_keys=True, default=dataclasses.asdict)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         folder = workdir / "runs" / f"{name}-{digest}"
-        return kind(name=name, folder=folder, options=(*options, *extended), needs=needs, **fields)
+        option, file = output
+        words = (*options, *extended, option, str(folder / file))
+        runs.append(kind(name=name, folder=folder, command=words, needs=needs, **fields))
+        return runs[-1]  # pyright: ignore[reportReturnType]
 
-    runs: list[StudyRun] = []
+    fingerprint = None if corpus is None else read_manifest(corpus)["fingerprint"]
     if corpus is None:
-        fingerprint = None
-        inputs = dataclasses.asdict(study.corpus)
-        runs.append(run(PrepareRun, "corpus", _prepare_options(study.corpus), (), inputs=inputs))
-        corpus = runs[0].folder
-    else:
-        fingerprint = read_manifest(corpus)["fingerprint"]
-    needed_corpus = tuple(runs)
-    for task in study.tasks:
-        if task.rule and task.rule not in corpus_tasks.RULES:
-            raise UsageError(
-                f"task {task.name}: rule is {task.rule!r}; choose one of "
-                f"{', '.join(corpus_tasks.RULES)}"
-            )
+        recipe = study.corpus
+        options = ["prepare", "--vocab-size", str(recipe.vocab_size)]
+        options += ["--validation-fraction", str(recipe.validation_fraction)]
+        options += [word for source in recipe.sources for word in ("--source", source)]
+        corpus = add(StudyRun, "corpus", options, inputs=recipe, output=("--output", "")).folder
+    prepared = tuple(runs)
     rows = {
-        rule: run(
-            RowsRun, f"rows.{rule}", (), needed_corpus, inputs={"corpus": fingerprint},
-            rule=rule, corpus=corpus,
-        )
-        for rule in dict.fromkeys(task.rule for task in study.tasks if task.rule)
-    }  # fmt: skip
-    runs += rows.values()
+        rule: add(RowsRun, f"rows.{rule}", needs=prepared, inputs=fingerprint, rule=rule)
+        for rule in _rules(study)
+    }
     last = _last_overrides(study, tuple(overrides), steps)
+    train_rows = None if steps is None else _FEW
     pretrained: dict[tuple[str, int], PretrainRun] = {}
     seeds = study.seeds if steps is None else 1
     for seed, variant in itertools.product(range(seeds), study.variants):
@@ -199,33 +164,29 @@ def plan_study(
         options = ["pretrain", study.base, "--corpus", str(corpus)]
         for change in overrides_of(study, variant, seed, last[variant.name]):
             options += ["--set", change]
-        needs: tuple[StudyRun, ...] = needed_corpus
+        needs = prepared
         if variant.init_from:
             first = pretrained[variant.init_from, seed]
             options += ["--init-from", str(first.folder)]
             needs += (first,)
         inputs = {"config": to_dict(config), "corpus": fingerprint}
-        model = run(PretrainRun, name, options, needs, inputs=inputs, config=config, **own)
+        model = add(PretrainRun, name, options, needs=needs, inputs=inputs, config=config, **own)
         pretrained[variant.name, seed] = model
-        runs.append(model)
         checkpoint = ("--checkpoint", str(model.folder), *loads_base)
-        train_rows = None if steps is None else _FEW
         for task in study.tasks:
-            needs = (model, rows[task.rule]) if task.rule else (model,)
-            tuned = run(
-                FinetuneRun, f"{name}.{task.name}",
-                [*_finetune_options(task, seed, rows.get(task.rule), train_rows), *checkpoint],
-                needs, inputs={"task": task, "train_rows": train_rows}, task=task, **own,
+            made = rows.get(task.rule)
+            options = [*_finetune_options(task, seed, made, train_rows), *checkpoint]
+            add(
+                FinetuneRun, f"{name}.{task.name}", options, task=task, **own,
+                needs=(model, made) if made else (model,), inputs=[task, train_rows],
             )  # fmt: skip
-            runs.append(tuned)
         if probes := _probes_of(study, config):
             options = ["probe", *checkpoint, "--corpus", str(corpus)]
             options += [word for probe in probes for word in ("--probe", probe)]
-            probed = run(
-                ProbeRun, f"{name}.{PROBED}", options, (model,), inputs={"probes": probes},
-                probes=probes, **own,
+            add(
+                ProbeRun, f"{name}.{PROBED}", options, output=("--output", PROBES_FILE),
+                needs=(model,), inputs=probes, probes=probes, **own,
             )  # fmt: skip
-            runs.append(probed)
     _require_columns(study, [model.config for model in pretrained.values()])
     return StudyPlan(
         study=study,
@@ -237,10 +198,15 @@ def plan_study(
     )
 
 
-def _prepare_options(recipe: CorpusRecipe) -> list[str]:
-    options = ["prepare", "--vocab-size", str(recipe.vocab_size)]
-    options += ["--validation-fraction", str(recipe.validation_fraction)]
-    return [*options, *(word for source in recipe.sources for word in ("--source", source))]
+def _rules(study: Study) -> list[str]:
+    """Returns the rules that make rows for the tasks. Raises UsageError for an unknown rule."""
+    for task in study.tasks:
+        if task.rule and task.rule not in corpus_tasks.RULES:
+            raise UsageError(
+                f"task {task.name}: rule is {task.rule!r}; choose one of "
+                f"{', '.join(corpus_tasks.RULES)}"
+            )
+    return [*dict.fromkeys(task.rule for task in study.tasks if task.rule)]
 
 
 def _finetune_options(

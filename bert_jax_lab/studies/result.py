@@ -12,9 +12,10 @@ from bert_jax.config import flatten
 from bert_jax.files import write_json, write_whole
 from bert_jax.progress import note
 from bert_jax.registry import OBJECTIVES
+from bert_jax.tasks.results import spread
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.versions import installed
-from bert_jax.workdir import log_reader, run_list
+from bert_jax.workdir import log_reader
 from bert_jax_lab.studies import figures, law, table
 from bert_jax_lab.studies.plan import (
     FinetuneRun,
@@ -39,7 +40,7 @@ def write(plan: StudyPlan) -> dict[str, Any]:
     """Writes study.json, study.md, study.csv and the figures; returns the content of study.json."""
     with file_lock.hold(plan.workdir / "locks" / "summary", waits=True):
         found = collect(plan)
-        points = _fitted_runs(found) if plan.study.has_law else []
+        points = _fitted_runs(found)
         fitted = _law_of(found, points) if plan.study.has_law else None
         drawn = figures.draw(found, fitted, points, plan.workdir / "figures")
         write_json(plan.workdir / "study.json", found)
@@ -59,28 +60,33 @@ def collect(plan: StudyPlan) -> dict[str, Any]:
     shown = {run.variant for run in plan.runs if isinstance(run, VariantRun)}
     shown |= {run["variant"] for run in runs if run["status"] in (DONE, FAILED)}
     runs = [run for run in runs if run["variant"] in shown]
-    other_rows = _other_rows(plan)
-    variants = []
+    rows_of = {
+        run.variant: _decides_rows(run) for run in plan.all_runs if isinstance(run, PretrainRun)
+    }
+
+    def differing(name: str, other: str) -> list[str]:
+        """Returns the fields by which the validation rows of two variants differ."""
+        own, others = rows_of[name], rows_of[other]
+        return [field for field in {**own, **others} if own.get(field) != others.get(field)]
+
+    variants, left_out = [], {}
+    first = study.variants[0].name
     for number, variant in enumerate(study.variants):
+        # Tokens of another run are not among the tokens of a run, and losses on other rows do not
+        # compare.
+        if study.has_law and variant.init_from:
+            left_out[variant.name] = f"initialized from {variant.init_from}"
+        elif study.has_law and (fields := differing(variant.name, first)):
+            left_out[variant.name] = f"other validation rows than {first}: {', '.join(fields)}"
         if variant.name not in shown:
             continue
         variants.append(_variant(study, variant.name, runs))
-        other = study.variants[0 if study.compare == "first" else number - 1].name
         if study.compare and number:
+            other = first if study.compare == "first" else study.variants[number - 1].name
             compared = _compared(study, runs, variant.name, other)
             if compared and study.compare_on == "figures":
-                compared["other_rows"] = other_rows(variant.name, other)
+                compared["other_rows"] = differing(variant.name, other)
             variants[-1]["compared"] = compared
-    left_out = {}
-    for variant in study.variants if study.has_law else ():
-        # Tokens of another run are not among the tokens of a run, and losses on other rows do not
-        # compare.
-        if variant.init_from:
-            left_out[variant.name] = f"initialized from {variant.init_from}"
-        elif fields := other_rows(variant.name, study.variants[0].name):
-            left_out[variant.name] = (
-                f"other validation rows than {study.variants[0].name}: {', '.join(fields)}"
-            )
     return {
         "study": study.name,
         "scale": study.scale,
@@ -97,11 +103,6 @@ def collect(plan: StudyPlan) -> dict[str, Any]:
         "runs": runs,
         "left_out": left_out,
     }
-
-
-def _is_pretraining(run: dict[str, Any]) -> bool:
-    """Returns whether an entry of `runs` is a pre-training run."""
-    return "task" not in run and "probes" not in run
 
 
 def _entry(plan: StudyPlan, run: VariantRun) -> dict[str, Any]:
@@ -121,6 +122,11 @@ def _entry(plan: StudyPlan, run: VariantRun) -> dict[str, Any]:
     if isinstance(run, PretrainRun) and "figures" in entry:
         entry["curve"] = _curve(run, plan.study.columns[0])
     return entry
+
+
+def _is_pretraining(run: dict[str, Any]) -> bool:
+    """Returns whether an entry of `runs` is a pre-training run."""
+    return "task" not in run and "probes" not in run
 
 
 def _has_failed(run: StudyRun) -> bool:
@@ -148,10 +154,10 @@ def _variant(study: Study, name: str, runs: Sequence[dict[str, Any]]) -> dict[st
     own = [run for run in runs if run["variant"] == name]
     done = [run for run in own if run["status"] == DONE]
     pretrained = [run for run in done if _is_pretraining(run)]
-
-    def scores(task: str) -> list[float]:
-        return [run["score"] for run in done if run.get("task") == task]
-
+    scores = {
+        task.name: [run["score"] for run in done if run.get("task") == task.name]
+        for task in study.tasks
+    }
     return {
         "variant": name,
         "runs": sum(map(_is_pretraining, own)),
@@ -160,7 +166,7 @@ def _variant(study: Study, name: str, runs: Sequence[dict[str, Any]]) -> dict[st
             column: _spread([r["figures"][column] for r in pretrained if column in r["figures"]])
             for column in study.columns
         },
-        "tasks": {task.name: _spread(scores(task.name)) for task in study.tasks},
+        "tasks": {task: _spread(values) for task, values in scores.items()},
         "mean_score": _spread([*_mean_scores(study, own).values()]),
         "findings": _findings([run for run in own if "findings" in run]),
         "failed": [
@@ -178,7 +184,7 @@ def _variant(study: Study, name: str, runs: Sequence[dict[str, Any]]) -> dict[st
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:
     """Returns the median, the lowest, the highest and the number of some values."""
-    return run_list.spread(values) | {"runs": len(values)}
+    return spread(values) | {"runs": len(values)}
 
 
 def _findings(probed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -229,31 +235,16 @@ def _compared(
     mine, theirs = values(name), values(other)
     if not mine or not theirs:
         return None
-    own, its = [*mine.values()], [*theirs.values()]
-    is_apart = max(own) < min(its) or max(its) < min(own)
+    own, others = [*mine.values()], [*theirs.values()]
+    is_apart = max(own) < min(others) or max(others) < min(own)
     return {
         "with": other,
         "on": study.compare_on,
-        "difference": statistics.median(own) - statistics.median(its),
-        "is_beyond_spread": is_apart if min(len(own), len(its)) > 1 else None,
-        "runs": [len(own), len(its)],
+        "difference": statistics.median(own) - statistics.median(others),
+        "is_beyond_spread": is_apart if min(len(own), len(others)) > 1 else None,
+        "runs": [len(own), len(others)],
         "by_seed": [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs)],
     }
-
-
-def _other_rows(plan: StudyPlan) -> Any:
-    """Returns a function of two variants that names the fields by which their validation rows
-    differ.
-    """
-    decisive = {
-        run.variant: _decides_rows(run) for run in plan.all_runs if isinstance(run, PretrainRun)
-    }
-
-    def differing(name: str, other: str) -> list[str]:
-        own, its = decisive[name], decisive[other]
-        return [field for field in {**own, **its} if own.get(field) != its.get(field)]
-
-    return differing
 
 
 def _decides_rows(run: PretrainRun) -> dict[str, Any]:

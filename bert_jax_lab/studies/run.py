@@ -1,7 +1,8 @@
 """Makes the missing runs of a study, each in a child process, and records how each run ended.
 
-A run is done when its folder has a record with exit code 0. Order and sharing between several
-processes are those of any list of runs (workdir/run_list.py).
+A run is done when its folder has a record with exit code 0. All facts about a run are on the disk:
+an interrupted study is processed again from the beginning, and several processes may work on it,
+each on the runs that no other process holds.
 """
 
 import json
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,9 @@ from bert_jax.errors import (
     with_exit_code,
 )
 from bert_jax.files import write_json
-from bert_jax.progress import leave, note
+from bert_jax.progress import leave, note, note_once
 from bert_jax.runtime.stop import ENDING, Signals, word_of
-from bert_jax.workdir import goodput, log_reader, run_list
-from bert_jax.workdir.run_list import ListProgress
+from bert_jax.workdir import goodput, log_reader
 from bert_jax_lab.studies import corpus_tasks
 from bert_jax_lab.studies.plan import (
     PROBES_FILE,
@@ -57,8 +57,10 @@ _FINAL = {kind.exit_code for kind in (ResumeRefused, NoUsableCheckpoint, NonFini
 _STOPPING = {
     kind.exit_code for kind in (DataDamaged, StorageFailed, Preempted, Interrupted, Unreachable)
 }
-# Seconds between two looks at a child process.
-_POLL = 0.2
+# Stands in the place of the name of a signal if the time of the study is spent.
+BUDGET = "budget"
+# Seconds between two looks at a child process, and at what other processes do.
+_POLL, _WAIT = 0.2, 0.5
 # Bytes at the end of a log that are searched for the reason of a failure.
 _TAIL = 8192
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
@@ -70,8 +72,20 @@ class Outcome:
 
     code: int
     reason: str = ""
-    # The name of the signal that stopped the study, or "budget" if its time was spent.
+    # The name of the signal that stopped the study, or BUDGET.
     stopped_by: str = ""
+
+
+@dataclass
+class StudyProgress:
+    """The names of the runs that one call of `make_missing` made, and of those that are left."""
+
+    made: list[str] = field(default_factory=list)
+    # Runs that other processes hold.
+    held: list[str] = field(default_factory=list)
+    # Runs that have not ended.
+    left: list[str] = field(default_factory=list)
+    is_stopped: bool = False
 
 
 # Makes a run, given the descriptor of its lock and a function that shows a line of its log.
@@ -102,7 +116,8 @@ def write_record(run: StudyRun, outcome: Outcome) -> None:
     if isinstance(run, PretrainRun) and run.folder.is_dir():
         record |= _pretrained(run)
     elif isinstance(run, FinetuneRun) and not outcome.code:
-        record |= _finetuned(run)
+        summary = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
+        record["score"] = summary["best"]["scores"][summary["metric"]]["median"]
     elif isinstance(run, ProbeRun) and not outcome.code:
         answers = json.loads((run.folder / PROBES_FILE).read_text(encoding="utf-8"))
         record["findings"] = answers["findings"]
@@ -114,7 +129,7 @@ def _pretrained(run: PretrainRun) -> dict[str, Any]:
     """Returns the metrics of a run that has ended, well or not."""
     rows = log_reader.read_rows(run.folder)
     account = goodput.account(run.folder)
-    last, scores = log_reader.closing_rows(rows)
+    _, scores = log_reader.closing_rows(rows)
     step = max((row["step"] for row in rows), default=0)
     return {
         "figures": {
@@ -122,10 +137,9 @@ def _pretrained(run: PretrainRun) -> dict[str, Any]:
             for name, value in scores.get(VALIDATION, {}).items()
             if isinstance(value, float) and name != "time"
         },
-        "step": last.get("step", 0),
+        "step": step,
         "warnings": [t for _, t in log_reader.unexpected(log_reader.read_events(run.folder))],
         "starts": account["starts"],
-        "seconds": account["wall_seconds"] - account["seconds"]["down"],
         "training_seconds": account["seconds"]["training"] + account["seconds"]["data_wait"],
         # Up to the last step: the run may have failed, or a hook may have ended it.
         "tokens": tokens_of(run.config, step),
@@ -144,18 +158,6 @@ def parameters_of(config: TrainConfig) -> dict[str, int]:
     return {
         "parameters": bert.parameter_count(params),
         "block_parameters": bert.parameter_count(blocks),
-    }
-
-
-def _finetuned(run: FinetuneRun) -> dict[str, Any]:
-    summary = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
-    best = summary["best"]["scores"]
-    account = goodput.account(run.folder)
-    return {
-        "metric": summary["metric"],
-        "score": best[summary["metric"]]["median"],
-        "scores": {name: found["median"] for name, found in best.items()},
-        "seconds": account["wall_seconds"] - account["seconds"]["down"],
     }
 
 
@@ -180,50 +182,67 @@ def missing(plan: StudyPlan) -> list[StudyRun]:
 
 def make_missing(
     plan: StudyPlan, execute: Execute, *, stopped_by: Callable[[], str], waits: bool = True
-) -> ListProgress[StudyRun]:
+) -> StudyProgress:
     """Makes the missing runs in order; a run that fails is recorded, and the next run begins.
 
-    `stopped_by` returns, between runs, the name of a signal that was received, "budget" if the time
-    is spent, or "". If other processes hold all runs that are left, or the runs that those need,
-    the function waits, unless `waits` is false.
+    `stopped_by` returns the name of a signal that was received, BUDGET if the time is spent, or "";
+    it is called before each run. If other processes hold all runs that are left, or the runs that
+    those need, the function waits, unless `waits` is false.
 
     Raises Preempted and Interrupted, and the error of a run that is not at fault itself: a full
     disk, a damaged corpus.
     """
-
-    def is_stopped(run: StudyRun) -> bool:
-        reason = stopped_by()
-        if reason not in ("", "budget"):
-            raise _stopped(run, Outcome(0, "stopped between two runs", reason))
-        return bool(reason)
-
-    def make(run: StudyRun, held: int, left: Sequence[StudyRun]) -> bool:
-        where = f"{len(plan.runs) - len(left) + 1}/{len(plan.runs)} {run.name}"
-        note(f"{where}: begins")
-        # The folder of a failed run is tried again as if it had not ended.
-        (run.folder / RECORD).unlink(missing_ok=True)
-        if isinstance(run, RowsRun):
-            corpus_tasks.write_rows(run.corpus, run.rule, run.folder)
-            outcome = Outcome(0)
+    progress = StudyProgress()
+    tried: set[str] = set()
+    while not progress.is_stopped:
+        left = [run for run in missing(plan) if run.name not in tried]
+        progress.held = []
+        for run in left:
+            if not all(map(is_done, run.needs)):
+                continue
+            if reason := stopped_by():
+                if reason != BUDGET:
+                    raise _stopped(run, Outcome(0, "stopped between two runs", reason))
+                progress.is_stopped = True
+                break
+            with file_lock.hold(plan.workdir / "locks" / run.folder.name) as held:
+                if held is None:
+                    progress.held.append(run.name)
+                    continue
+                if run in missing(plan):  # another process may have just made it
+                    tried.add(run.name)
+                    where = f"{len(plan.runs) - len(left) + 1}/{len(plan.runs)} {run.name}"
+                    has_ended = _make(plan, run, execute, held, where)
+                    progress.made += [run.name] * has_ended
+                    progress.is_stopped = not has_ended
+                break
         else:
-            outcome = execute(run, held, lambda line: note(f"{where}: {line}"))
-        if outcome.code and outcome.stopped_by == "budget":
-            return False
-        if outcome.code and (outcome.stopped_by or outcome.code in _STOPPING):
-            raise _stopped(run, outcome)
-        write_record(run, outcome)
-        if outcome.code:
-            note(f"{where}: failed with exit code {outcome.code}: {outcome.reason}")
-        return True
+            if not (waits and progress.held):
+                break
+            note_once(f"waits for {progress.held[0]}, which another process makes")
+            time.sleep(_WAIT)
+    progress.left = [run.name for run in missing(plan)]
+    return progress
 
-    return run_list.make_missing(
-        lambda: missing(plan),
-        make,
-        is_ready=lambda run, left: all(map(is_done, run.needs)),
-        hold=lambda run: file_lock.hold(plan.workdir / "locks" / run.folder.name),
-        is_stopped=is_stopped,
-        waits=waits,
-    )
+
+def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: str) -> bool:
+    """Makes and records one run; returns False if the time was spent before the run ended."""
+    note(f"{where}: begins")
+    # The folder of a failed run is tried again as if it had not ended.
+    (run.folder / RECORD).unlink(missing_ok=True)
+    if isinstance(run, RowsRun):
+        corpus_tasks.write_rows(plan.corpus, run.rule, run.folder)
+        outcome = Outcome(0)
+    else:
+        outcome = execute(run, held, lambda line: note(f"{where}: {line}"))
+    if outcome.code and outcome.stopped_by == BUDGET:
+        return False
+    if outcome.code and (outcome.stopped_by or outcome.code in _STOPPING):
+        raise _stopped(run, outcome)
+    write_record(run, outcome)
+    if outcome.code:
+        note(f"{where}: failed with exit code {outcome.code}: {outcome.reason}")
+    return True
 
 
 def _stopped(run: StudyRun, outcome: Outcome) -> BertJaxError:
@@ -266,11 +285,11 @@ class Children:
         self._signals.__exit__()
 
     def stopped_by(self) -> str:
-        """Returns the name of the first signal, "budget" if the time is spent, or ""."""
+        """Returns the name of the first signal, BUDGET if the time is spent, or ""."""
         if self._heard is not None:
             return signal.Signals(self._heard).name
         is_spent = self._until is not None and time.monotonic() >= self._until
-        return "budget" if is_spent else ""
+        return BUDGET if is_spent else ""
 
     def _hear(self, number: int) -> None:
         is_first, self._heard = self._heard is None, self._heard or number
@@ -279,17 +298,11 @@ class Children:
             leave(Interrupted.exit_code)
 
     def _forward(self, number: int) -> None:
-        child = self._child
-        if child is not None and child.poll() is None:
-            child.send_signal(number)
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(number)
 
     def run(
-        self,
-        arguments: Sequence[str],
-        *,
-        log: Path,
-        lock: int | None = None,
-        show: Callable[[str], None] = lambda line: None,
+        self, arguments: Sequence[str], *, log: Path, lock: int, show: Callable[[str], None]
     ) -> Outcome:
         """Runs `bert-jax ARGUMENTS` to its end.
 
@@ -311,14 +324,14 @@ class Children:
                 env=self._environment,
                 # Not in the terminal's group: Ctrl-C would reach the child twice.
                 process_group=0,
-                pass_fds=() if lock is None else (lock,),
+                pass_fds=(lock,),
             )
             if self._heard is not None:  # received while the child was started
                 self._forward(self._heard)
-            is_over_budget = False
+            is_told = False
             while self._child.poll() is None:
-                if not is_over_budget and self.stopped_by() == "budget":
-                    is_over_budget = True
+                if not is_told and self.stopped_by() == BUDGET:
+                    is_told = True
                     self._forward(signal.SIGTERM)
                 time.sleep(_POLL)
                 self._show(read.read(), show)
@@ -326,13 +339,10 @@ class Children:
             self._child = None
             self._show(read.read(), show)
             read.seek(max(start, read.seek(0, os.SEEK_END) - _TAIL))
-            end = read.read().decode(errors="replace")
-        code = code if code >= 0 else 128 - code
-        if self._heard is None:
-            return Outcome(code, _reason(end), "budget" if is_over_budget else "")
-        # The interpreter ends a child that has not yet set its signal handlers.
-        reason = _reason(end) if ": error: " in end else word_of(self._heard)
-        return Outcome(code, reason, self.stopped_by())
+            reason = _reason(read.read().decode(errors="replace"))
+        if self._heard is not None and reason.startswith("KeyboardInterrupt"):
+            reason = word_of(self._heard)  # the child had not yet set its signal handlers
+        return Outcome(code if code >= 0 else 128 - code, reason, self.stopped_by())
 
     def _show(self, output: bytes, show: Callable[[str], None]) -> None:
         for line in output.decode(errors="replace").splitlines():

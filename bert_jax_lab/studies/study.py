@@ -1,4 +1,4 @@
-"""A study as one value: a base config, variants of the config, seeds, and downstream tasks.
+"""A study: a base config, variants of the config, seeds, and downstream tasks.
 
 A study is a Python file that defines `study()`, which returns a `Study`; the files in the
 repository's `studies/` have names. Another function in the file is another scale of the study, such
@@ -6,10 +6,9 @@ as `paper()`. This module imports no heavy library.
 """
 
 import dataclasses
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -19,17 +18,19 @@ from bert_jax.config.conversion import nearest
 from bert_jax.errors import UsageError
 from bert_jax.registry import PROBES
 
-# The name of the run that asks the probes.
+# The name of the run that asks the probes; no task may have the name.
 PROBED = "probes"
 # A name becomes part of a file name.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_+-]*$")]
+T = TypeVar("T")
+NonEmpty = Annotated[tuple[T, ...], msgspec.Meta(min_length=1)]
 
 
 @dataclass(frozen=True)
 class Variant:
     """One of the models that a study compares."""
 
-    name: str
+    name: Name
     # FIELD=VALUE of the config, applied after the study's own overrides.
     overrides: tuple[str, ...] = ()
     # The variant from which this variant is initialized, at the same seed.
@@ -40,7 +41,7 @@ class Variant:
 class StudyTask:
     """A task on which every pre-trained model of a study is fine-tuned."""
 
-    name: str
+    name: Name
     # Options of `bert-jax finetune`, without the options that the study sets.
     options: tuple[str, ...] = ()
     # The rule that makes the rows from the corpus (corpus_tasks.RULES); "" if `options` name data.
@@ -69,22 +70,22 @@ class Study:
     title: str
     # A shipped config, or a file next to the study.
     base: str
-    variants: tuple[Variant, ...]
+    variants: NonEmpty[Variant]
     overrides: tuple[str, ...] = ()
     # The number of seeds, counted from 0.
-    seeds: int = 1
+    seeds: Annotated[int, msgspec.Meta(ge=1)] = 1
     corpus: CorpusRecipe = field(default_factory=CorpusRecipe)
     tasks: tuple[StudyTask, ...] = ()
     # Probes of every pre-trained model that has the heads for them (registry.PROBES).
     probes: tuple[str, ...] = ()
     # Validation metrics in the table, by their names in metrics.jsonl.
-    columns: tuple[str, ...] = ("mlm_loss", "perplexity")
+    columns: NonEmpty[str] = ("mlm_loss", "perplexity")
     # Give each variant as many steps as cost the FLOPs of the first variant.
     equal_compute: bool = False
     # Compare each variant with the "first", with the "previous" or with none (""), by the first
     # column ("figures") or by the mean score of the "tasks".
-    compare: str = "first"
-    compare_on: str = "figures"
+    compare: Literal["first", "previous", ""] = "first"
+    compare_on: Literal["figures", "tasks"] = "figures"
     # Fit a scaling law of parameters and tokens to the first column.
     has_law: bool = False
     # What a reader of the table should know.
@@ -119,30 +120,23 @@ def load_study(name_or_path: str, *, scale: str = "study") -> Study:
                 + nearest(name_or_path, shipped_names())
             )
         path = study_directory() / f"{name_or_path}.py"
-    namespace = config_loader.execute(path)
-    scales = [
-        name
-        for name, value in namespace.items()
-        if callable(value) and getattr(value, "__module__", "") == namespace["__name__"]
-    ]
-    if scale not in scales or scale.startswith("_"):
-        known = [name for name in scales if not name.startswith("_")]
+    function = config_loader.execute(path).get(scale)
+    if not callable(function):
         raise UsageError(
-            f"study {path}: there is no function {scale}(); define it, or choose a `scale` of "
-            f"{', '.join(known) or 'another file'}"
+            f"study {path}: there is no function {scale}(); define it, or choose another `scale`"
         )
     with config_loader.errors_of(path):
-        found: Any = namespace[scale]()
+        found: Any = function()
     if not isinstance(found, Study):
         raise UsageError(f"study {path}: {scale}() returned {type(found).__name__}; return a Study")
-    found = dataclasses.replace(found, name=found.name or path.stem, scale=scale)
     try:
         _validate(found)
     except UsageError as error:
         raise UsageError(f"study {path}: {error}") from error
-    if found.base.endswith((".py", ".json")):
-        found = dataclasses.replace(found, base=str(path.parent / found.base))
-    return found
+    base = found.base
+    if base.endswith((".py", ".json")):
+        base = str(path.parent / base)
+    return dataclasses.replace(found, name=found.name or path.stem, scale=scale, base=base)
 
 
 def _validate(study: Study) -> None:
@@ -151,38 +145,19 @@ def _validate(study: Study) -> None:
         msgspec.convert(dataclasses.asdict(study), Study)
     except msgspec.ValidationError as error:
         raise UsageError(f"{error} (a tuple with a single item needs a comma: (item,))") from None
-    for kind, names in (
-        ("variant", [variant.name for variant in study.variants]),
-        ("task", [task.name for task in study.tasks]),
-    ):
-        for name in names:
-            if not _NAME.fullmatch(name):
-                raise UsageError(f"{kind} {name!r}: a name is letters, digits, _, + and -")
-        if len(set(names)) < len(names):
-            raise UsageError(f"two {kind}s have the same name: {', '.join(names)}")
-    if study.probes and any(task.name == PROBED for task in study.tasks):
-        raise UsageError(f"task {PROBED!r}: the run of the probes has this name; rename the task")
-    if not study.variants or study.seeds < 1:
-        raise UsageError("variants is empty, or seeds is below 1")
-    if not study.columns:
-        raise UsageError("columns is empty; name a validation metric, such as mlm_loss")
+    variants, tasks = [each.name for each in study.variants], [each.name for each in study.tasks]
+    for kind, names in (("variants", variants), ("tasks", [*tasks, PROBED])):
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"{kind}: the name {repeated[0]!r} is taken; choose another name")
     for name in study.probes:
         if name not in PROBES:
             raise UsageError(f"a probe {PROBES.problem(name)}")
-    for name, choices in (
-        ("compare", ("first", "previous", "")),
-        ("compare_on", ("figures", "tasks")),
-    ):
-        if getattr(study, name) not in choices:
-            raise UsageError(f"{name} is {getattr(study, name)!r}; choose one of {choices}")
-    earlier: set[str] = set()
-    for variant in study.variants:
-        if variant.init_from and variant.init_from not in earlier:
+    for number, variant in enumerate(study.variants):
+        if variant.init_from and variant.init_from not in variants[:number]:
             raise UsageError(
                 f"variant {variant.name}: init_from is {variant.init_from!r}; name an earlier "
                 "variant"
             )
-        earlier.add(variant.name)
 
 
 def overrides_of(

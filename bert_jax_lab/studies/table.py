@@ -10,7 +10,7 @@ from typing import Any
 from bert_jax import progress
 from bert_jax.pretrained.model_card import markdown_table
 from bert_jax.registry import OBJECTIVES
-from bert_jax.workdir.run_list import spread_text
+from bert_jax.tasks.results import spread_text
 from bert_jax_lab.reports import report_page
 from bert_jax_lab.studies.figures import Drawn
 
@@ -68,15 +68,14 @@ def columns_of(found: dict[str, Any]) -> list[Column]:
     return columns
 
 
-def rows(found: dict[str, Any], columns: Sequence[Column]) -> list[list[str]]:
-    """Returns a row per variant."""
-    return [[column.cell(variant) for column in columns] for variant in found["variants"]]
-
-
 def brief(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Returns the titles and rows of the columns for which a terminal has room."""
     columns = [column for column in columns_of(found) if column.is_brief]
-    return [column.title for column in columns], rows(found, columns)
+    return [column.title for column in columns], _rows(found, columns)
+
+
+def _rows(found: dict[str, Any], columns: Sequence[Column]) -> list[list[str]]:
+    return [[column.cell(variant) for column in columns] for variant in found["variants"]]
 
 
 def as_csv(found: dict[str, Any]) -> str:
@@ -96,7 +95,7 @@ def as_csv(found: dict[str, Any]) -> str:
 def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
     """Returns study.md."""
     columns = columns_of(found)
-    lines = rows(found, columns)
+    lines = _rows(found, columns)
     if any(task["chance"] is not None for task in found["tasks"]):
         lines.append([column.guess for column in columns])
     table = markdown_table([column.title for column in columns], lines)
@@ -118,36 +117,31 @@ def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def chance_of_apart(own: int, others: int) -> float:
-    """Returns how often the ranges of m and n values do not overlap if nothing differs: all orders
-    of m + n values are equally likely, and in two of m! n! orders one group precedes the other.
-    """
-    return 2 / math.comb(own + others, own)
-
-
 def by_chance(runs: Sequence[Sequence[int]]) -> list[str]:
-    """Returns how many comparisons of a table would be beyond the spread by chance alone; `runs`
-    has the numbers of seeds of the two sides of each comparison.
+    """Returns how many comparisons of a table would be beyond the spread by chance alone.
+
+    `runs` has the numbers of seeds, m and n, of the two sides of each comparison. If nothing
+    differs, all orders of m + n values are equally likely, and in two of m! n! orders one group
+    precedes the other.
     """
     if not runs:
         return []
-    chances = [chance_of_apart(*sides) for sides in runs]
+    expected = sum(2 / math.comb(own + others, own) for own, others in runs)
     seeds = ", ".join(sorted({f"{own} and {others}" for own, others in runs}))
     several = "comparisons" if len(runs) > 1 else "comparison"
     return [
         f"Beyond the spread: the two ranges do not overlap. If no two variants differed, about "
-        f"{sum(chances):.1f} of the {len(runs)} {several} would be beyond the spread by chance "
+        f"{expected:.1f} of the {len(runs)} {several} would be beyond the spread by chance "
         f"({seeds} seeds)."
     ]
 
 
 def other_rows(found: dict[str, Any]) -> list[str]:
     """Returns which losses do not compare, because the validation rows differ."""
-    compared = [(v["variant"], v.get("compared") or {}) for v in found["variants"]]
     listed = "; ".join(
-        f"{name} and {each['with']} ({', '.join(each['other_rows'])})"
-        for name, each in compared
-        if each.get("other_rows")
+        f"{variant['variant']} and {compared['with']} ({', '.join(compared['other_rows'])})"
+        for variant in found["variants"]
+        if (compared := variant.get("compared")) and compared.get("other_rows")
     )
     if not listed:
         return []
@@ -195,15 +189,11 @@ def _origin(found: dict[str, Any]) -> str:
 def law_section(law: dict[str, Any], left_out: dict[str, str]) -> list[str]:
     """Returns the paragraphs on a fitted law, as study.json has it."""
     unknown = law["not_identified"]
-    lines = [
-        (
-            name,
-            f"{value:.4g}",
-            "{:.4g} to {:.4g}".format(*law["intervals"][name]),
-            "not identified" if name in unknown else "",
-        )
-        for name, value in law["values"].items()
-    ]
+    lines = []
+    for name, value in law["values"].items():
+        low, high = law["intervals"][name]
+        note = "not identified" if name in unknown else ""
+        lines.append((name, f"{value:.4g}", f"{low:.4g} to {high:.4g}", note))
     parts = [
         f"{law['formula']}, in nats; N is the number of parameters of the blocks, D of tokens. "
         f"The mean error of the runs is {100 * law['mean_error_of_log_loss']:.2f} %.",
