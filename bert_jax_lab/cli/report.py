@@ -1,4 +1,4 @@
-"""Say where a run's time went, and draw the curves of one or several.
+"""Show where the time of a run went, and draw the curves of one run or several.
 
 Splits the wall time of all processes that worked on a run into training, waiting for data,
 compilation, evaluation, saving, starting, and work that was lost to interruptions.
@@ -7,17 +7,16 @@ examples:
   bert-jax report runs/first --html runs/first.html
   bert-jax report runs/first runs/second --html compared.html --plot compared.svg
 
-The page is one file that needs no network: charts that can be zoomed, of one run or of several over
-one another, where their time went, restarts, and the fields in which their configs differ. The
-numbers are those of --json, and each chart has them as a table, too.
+The page is one file that needs no network: charts with zoom, of one run or of several over one
+another, the parts of their time, restarts, and the fields in which their configs differ. --json
+prints the same numbers, and each chart has a table.
 """
 
+import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from bert_jax.cli.options import (
     Address,
@@ -33,7 +32,7 @@ from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.files import write_whole
 from bert_jax.progress import note, ticking
 
-# On a page.
+# Examples on a page.
 _EXAMPLES = 8
 
 
@@ -41,135 +40,108 @@ _EXAMPLES = 8
 class ReportOptions(Verb):
     workdir: Positional[tuple[Address, ...]] = setting(
         REQUIRED,
-        "WORKDIR: a run's directory, or gs://BUCKET/PATH; several are drawn over one another",
+        "WORKDIR: the directory of a run, or gs://BUCKET/PATH; several are drawn over one another",
     )
     examples: int | None = setting(
         None,
-        "N: show N held-out sentences with a hidden word, and the newest checkpoint's guesses "
-        "(default: 8 on a page, none otherwise)",
+        "N: show N held-out sentences with a hidden word, and the guesses of the newest "
+        "checkpoint (default: 8 on a page, none otherwise)",
     )
-    json: bool = setting(
-        False, "print all that the page has of a run as JSON; of several runs a list"
-    )
+    json: bool = setting(False, "print all values of the page as JSON; of several runs a list")
     plot: Local | None = setting(
         None,
-        "FILE: draw losses, with the corpus's unigram entropy, and time, as .png or .svg; the "
-        "file says in words what it shows",
+        "FILE: draw losses, with the unigram entropy of the corpus, and time, as .png or .svg; "
+        "the file has a text alternative",
     )
     html: Local | None = setting(
         None,
         "FILE: write a page with the curves of the runs, their time, restarts, hidden words, "
-        "and in what they differ",
+        "and differences",
     )
 
 
 def run(options: ReportOptions) -> None:
-    from bert_jax_lab.reports import curves, report_page, run_data
+    from bert_jax_lab.reports import picture, report_page, run_data
 
     if options.plot is not None and options.plot.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot {options.plot}: the name must end in .png or .svg")
     require_place_for(plot=options.plot, html=options.html)
-    records = [
-        curves.read(run_directory(path), name=name)
-        for path, name in zip(options.workdir, _names(options.workdir), strict=True)
-    ]
     number = options.examples
     if number is None:
         number = 0 if options.html is None else _EXAMPLES
-    runs = [
-        run_data.run_data(record, examples=_examples(path, record, number))
-        for path, record in zip(options.workdir, records, strict=True)
-    ]
+    runs = []
+    for path, name in zip(options.workdir, _names(options.workdir), strict=True):
+        directory = run_directory(path)
+        runs.append(run_data.read(directory, name=name))
+        if number > 0 and not runs[-1]["task"]:
+            runs[-1]["examples"] = _examples(path, directory, number)
     if options.plot is not None:
-        curves.draw(records, options.plot)
+        picture.draw_runs(runs, options.plot)
     if options.html is not None:
-        links = [
-            _links(path, found["files"], options.html)
-            for path, found in zip(options.workdir, runs, strict=True)
-        ]
-        write_whole(options.html, report_page.render(runs, links=links))
+        write_whole(options.html, report_page.render(runs))
     if options.json:
         print(json.dumps(runs if len(runs) > 1 else runs[0]))
         return
-    for path, record in zip(options.workdir, records, strict=True):
-        _print(path, record.account)
+    for path, found in zip(options.workdir, runs, strict=True):
+        _print(path, found)
     columns, rows, right = report_page.hidden_words(runs)
-    if rows and options.examples:  # those that are for the page are there
+    if rows and options.examples:  # the default examples are for the page only
         table(f"Hidden words, held out: {right}", columns, rows)
     for file in (options.plot, options.html):
         if file is not None:
             print(f"wrote {file}")
 
 
-def _examples(workdir: Path | str, record: Any, number: int) -> list[Any]:
-    """Returns examples of what a run of pre-training has learned; none, with a line that says why,
-    where its corpus or its checkpoint cannot be read here.
+def _examples(workdir: Path | str, directory: Path, number: int) -> list[dict[str, Any]]:
+    """Returns examples of what a run of pre-training has learned; none, with a note, if its corpus
+    or its checkpoint cannot be read here.
     """
-    if number < 1 or record.stored.get("task"):
-        return []
     from bert_jax.api.model import load
     from bert_jax.data.corpus.several import open_corpora
     from bert_jax.pretrained.load import require_same_tokenizer
     from bert_jax.workdir.run_directory import corpus_of
     from bert_jax_lab.probes.hidden_words import hidden_words
 
-    corpus = corpus_of(record.directory)
-    if corpus is None:
-        return []
-    if "mlm" not in (record.stored.get("config") or {}).get("head", {}).get("parts", ()):
+    if (corpus := corpus_of(directory)) is None:
         return []
     try:
         with ticking(f"{workdir}: filling in hidden words"):
             held_out, model = open_corpora(corpus), load(workdir)
-            # It may have been prepared again since.
+            # The corpus may have been prepared again since.
             require_same_tokenizer(model.source, held_out)
             found = hidden_words(model.source, model.tokenizer, held_out, number=number)
         if not found:
-            note(
-                f"{workdir}: no hidden words are filled in: no held-out sentence of readable "
-                "length has a word of letters that is one token"
-            )
-        return found
+            raise UsageError("no held-out sentence of readable length has a word that is one token")
     except BertJaxError as error:
         note(f"{workdir}: no hidden words are filled in: {error}")
         return []
-
-
-def _links(workdir: Path | str, names: list[str], page: Path) -> dict[str, str]:
-    """Returns the addresses of a run's files as seen from the page; none of files in a bucket."""
-    if isinstance(workdir, str):
-        return {}
-    base = page.resolve().parent
-    return {
-        name: quote(Path(os.path.relpath(workdir.resolve() / name, base)).as_posix())
-        for name in names
-    }
+    return [dataclasses.asdict(each) for each in found]
 
 
 def _names(paths: Sequence[Path | str]) -> list[str]:
-    """Returns the last parts of paths, with the one before where it is only "workdir"; whole paths
-    where two end alike.
+    """Returns the last parts of paths, with the part before "workdir"; whole paths if two runs have
+    the same last parts.
     """
     parts = [str(path).rstrip("/").split("/") for path in paths]
     names = ["/".join(part[-2:] if part[-1] == "workdir" else part[-1:]) for part in parts]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
-def _print(path: Path | str, account: dict[str, Any]) -> None:
-    total, starts = account["wall_seconds"], account["starts"]
+def _print(path: Path | str, found: dict[str, Any]) -> None:
+    total, starts = found["wall_seconds"], found["starts"]
     table(
-        f"{path}: {starts} start{'s' * (starts != 1)}, step {account['step']:,}",
+        f"{path}: {starts} start{'s' * (starts != 1)}, step {found['step']:,}",
         ("", "seconds", "share"),
         [
             (
                 name.replace("_", " "),
                 f"{seconds:z,.1f}",
-                # Without events nobody knows when it began: the rows alone are no wall time.
+                # Without events the start is not known: rows have no wall time.
                 f"{seconds / total:z.1%}" if total else "",
             )
-            for name, seconds in [*account["seconds"].items(), ("wall", total)]
+            for name, seconds in [*found["seconds"].items(), ("wall", total)]
         ],
     )
     for name in ("skipped_updates", "failed_saves", "preemptions"):
-        if account[name]:
-            print(f"{name.replace('_', ' ')}: {account[name]}")
+        if found[name]:
+            print(f"{name.replace('_', ' ')}: {found[name]}")

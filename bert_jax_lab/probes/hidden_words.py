@@ -10,7 +10,7 @@ from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.words import begins_word, readable, whole_words
 from bert_jax.inference.fill_mask import forward_of, probabilities_of
-from bert_jax.pretrained.load import LoadedCheckpoint
+from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
 from bert_jax_lab.probes.held_out import readable_sentences
 
 # Its key: other words than those of another draw.
@@ -44,6 +44,7 @@ def hidden_words(
     Fewer are returned where the split has fewer documents with a sentence of readable length.
     Raises UsageError for a model without a masked-LM head.
     """
+    require_parts(source, "mlm")
     forward, mask = forward_of(source), tokenizer.special.mask
     found = []
     for ids, place in drawn_words(tokenizer, corpus, number):

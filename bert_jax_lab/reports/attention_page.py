@@ -1,7 +1,7 @@
-"""The page that shows attention: heads as lines, all of them as maps, and how a weight comes about.
+"""The page that shows attention: heads as lines, all heads as maps, and each weight step by step.
 
-What it draws is computed by its script from the queries and keys that the page holds, in double
-precision: q.k / sqrt(d), what positions add, the softmax.
+The script of the page computes everything from the stored queries and keys, in double precision:
+q.k / sqrt(d), the scores that positions add, the softmax.
 """
 
 from collections.abc import Mapping
@@ -59,22 +59,16 @@ tabindex="0" role="region" aria-label="All numbers of the pair"><table id="pair-
 </section>
 """
 _STATISTICS = """\
-The shares of attention that go to [CLS] and [SEP]; the mean distance of what is looked at, in
-tokens; and the entropy of the weights: 0 where a head looks at one token, the logarithm of the
-number of tokens where it looks at all alike. A click on a column sorts by it, one on a layer
-chooses the head.
+The shares of attention that go to [CLS] and [SEP]; the mean distance of the keys, in tokens; and
+the entropy of the weights: 0 if a head looks at one token, the logarithm of the number of tokens if
+all weights are equal. A click on a column sorts the table, a click on a layer chooses the head.
 """
 _COLUMNS = ("layer", "head", "share on [CLS]", "share on [SEP]", "mean distance", "entropy, nats")
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Returns the page of a document (`AttentionDocument.compact` in probes/ makes one).
-
-    Its `checkpoint`, `step`, `texts` and `position_embedding_type` say whose it is.
-    """
-    whole = " | ".join(document["texts"])
-    title = " | ".join(map(page.isolated, whole[:60].split(" | ")))
-    texts = " | ".join(map(page.isolated, document["texts"]))
+    """Returns the page of a document (`AttentionDocument.compact` in probes/ makes it)."""
+    texts = " | ".join(document["texts"])
     table = page.table(
         _COLUMNS,
         [
@@ -90,24 +84,22 @@ def render(document: Mapping[str, Any]) -> str:
     )
     body = (
         f'<p class="about">{page.text(_about(document))}</p>\n'
-        f"<blockquote>{page.text(texts)}</blockquote>\n"
-        "<noscript><p>The pictures need JavaScript. The table does not, and the verb that made "
-        f"this page prints all numbers as JSON.</p></noscript>\n{_PARTS}"
-        f'<section id="statistics" aria-labelledby="statistics-heading">'
+        f'<blockquote dir="auto">{page.text(texts)}</blockquote>\n'
+        f'{_PARTS}<section id="statistics" aria-labelledby="statistics-heading">'
         f'<h2 id="statistics-heading">Heads in numbers</h2>\n<p class="hint">{_STATISTICS}</p>\n'
         f"{table}</section>"
     )
     return page.render(
-        title=f"Attention: {title}{'…' if len(whole) > 60 else ''}",
+        title=f"Attention: {texts[:60]}{'…' if len(texts) > 60 else ''}",
         body=body,
-        data={**document, "tokens": [page.isolated(token) for token in document["tokens"]]},
+        data=document,
         scripts=["attention_numbers.js", "attention_steps.js", "attention.js"],
         styles=["attention.css"],
     )
 
 
 def _about(document: Mapping[str, Any]) -> str:
-    # An exported model does not say after how many updates it was exported.
+    # An exported model has no step.
     step = f", step {document['step']:,}" if document["step"] else ""
     found = (
         f"{document['checkpoint']}{step}; "
@@ -116,8 +108,8 @@ def _about(document: Mapping[str, Any]) -> str:
         f"{document['position_embedding_type']}. Computed in float32, "
     )
     if document["stored_as"] == "float32":
-        return found + "and stored so."
+        return found + "and stored in float32."
     return found + (
-        "stored in two bytes a number, so that the weights shown here are within "
-        f"{max(document['weights_within'], 1e-6):.6f} of the model's."
+        "stored in two bytes per number, so that the weights on this page are within "
+        f"{max(document['weights_within'], 1e-6):.6f} of the weights of the model."
     )

@@ -1,6 +1,5 @@
-"""The numbers of a run as plain values: a report prints them as JSON, and its page shows them."""
+"""The records of a run as plain values: a report prints them as JSON, and its page shows them."""
 
-import dataclasses
 import itertools
 import math
 import statistics
@@ -8,108 +7,106 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import flatten
-from bert_jax.workdir import log_reader, run_directory
-from bert_jax_lab.reports.curves import RunRecord
+import numpy as np
 
-# Events that say why a run is as it is, and the most of them that are kept: the last ones.
+from bert_jax import config_loader
+from bert_jax.config import flatten
+from bert_jax.workdir import goodput, log_reader, run_directory
+from bert_jax_lab.reference_curves import hook
+from bert_jax_lab.reference_curves.curve import Point
+
+# The first of these losses that a run has is its main loss.
+_LOSSES = ("mlm_loss", "loss")
+# Events that explain the curves of a run, and the largest number of them: the last ones.
 _SHOWN_EVENTS = (
     "resume", "change", "rollback", "preempt", "save_failed", "unexpected", "stop",
 )  # fmt: skip
 _MOST_EVENTS = 200
-# The most rows of training that are kept: a screen has fewer pixels.
+# The largest number of training rows: a screen has fewer pixels.
 MOST_ROWS = 2000
-# Of events that took time, those below this share of the run are too narrow to be seen.
+# Parts of a process below this share of the wall time are too narrow to be seen.
 _NARROWEST = 1 / 500
-_MOST_PARTS = 400
-# What is computed from other fields of a row, and on which axis a curve may stand.
+# Computed from other fields of a row; a curve may be drawn over each of the three.
 STEP, POSITIONS, SECONDS = "step", "positions_seen", "training_seconds"
-# Where a corpus lay, and the corpora of a mixture.
+# The paths of a corpus, and the corpora of a mixture.
 _PLACES = ("directory", "absolute", run_directory.SOURCES)
 _NOT_DRAWN = ("split", "resumed_at")
-_NO_SCORE = (STEP, "time", *_NOT_DRAWN)
-_FILES = (
-    "config.json",
-    "metrics.jsonl",
-    "metrics.aside.jsonl",
-    "events.jsonl",
-    "result.json",
-    "results.md",
-    "checkpoints",
-    "tensorboard",
-    "profile",
-    "set_aside",
-)
+_RATES = (
+    "tokens_per_second", "real_tokens_per_second", "examples_per_second", "step_seconds", "mfu",
+)  # fmt: skip
 
 
-def run_data(run: RunRecord, *, examples: Sequence[Any] = ()) -> dict[str, Any]:
-    """Returns all that a report says of a run: JSON's own types, every number finite or None.
+def read(directory: Path, *, name: str) -> dict[str, Any]:
+    """Returns all that a report has of the run in a workdir: JSON's own types, every number finite
+    or None.
 
-    `examples` are held-out sentences with a hidden word (probes/hidden_words.py). The first entries
-    are those of `goodput.account`. `training` and `held_out[split]` are columns of equal length, by
-    the names of the fields in metrics.jsonl, with `positions_seen` and `training_seconds`, both
-    since the run's first step. Where there are more than 2,000 rows of training, of each stretch
-    the two with the lowest and the highest loss stay; `training_rows` says how many there were.
+    The first entries are those of `goodput.account`. `training` and `held_out[split]` are columns
+    of equal length, by the names of the fields in metrics.jsonl, with `positions_seen` and
+    `training_seconds` since the first step of the run. If there are more than 2,000 training rows,
+    each stretch keeps the two rows with the lowest and the highest loss; `training_rows` is the
+    number of rows before. `examples`, held-out sentences with a hidden word, are empty.
     """
-    config = run.stored.get("config") or {}
-    training = [row for row in run.rows if row.get("split") is None]
-    passed = _Passed(config, training)
-    kept = thin(training, loss=run.curve(held_out=False)[0], most=MOST_ROWS)
-    splits = dict.fromkeys(row["split"] for row in run.rows if row.get("split") is not None)
-    last_row, scores = log_reader.closing_rows(run.rows)
-    corpus, task = run.stored.get("corpus") or {}, run.stored.get("task") or {}
-    scored = dict.fromkeys(name for row in scores.values() for name in row)
-    result = run_directory.result_of(run.directory)
-    if result.get("steps") != run.account["step"]:  # the run went back since
-        result = {}
-    began = run.stored.get("init_from")
+    rows, events = log_reader.read_rows(directory), log_reader.read_events(directory)
+    stored, account = run_directory.stored(directory), goodput.account(directory)
+    config = stored.get("config") or {}
+    corpus, task = stored.get("corpus") or {}, stored.get("task") or {}
+    training = [row for row in rows if row.get("split") is None]
+    splits = dict.fromkeys(row["split"] for row in rows if row.get("split") is not None)
+    last_row, scores = log_reader.closing_rows(rows)
+    result = run_directory.result_of(directory)
+    loss = next((n for n in _LOSSES if any(row.get(n) is not None for row in rows)), None)
+    expected_from, expected = _expected(directory, stored)
+    columns = _Columns(config, training)
     values = {
-        **run.account,
-        "name": run.name,
+        **account,
+        "name": name,
         "kind": f"fine-tuning: {task.get('name')}" if task else "pre-training",
         "steps_planned": sum(phase["steps"] for phase in config.get("phases") or ()),
-        "unigram_entropy_nats": run.entropy,
-        # Of a task, the scores that are percent, where others are shares.
-        "percent": [n for n in scored if n not in _NO_SCORE and log_reader.unit_of(task, n)],
-        # Whether a task's model is no better than one answer for all rows.
-        "diverged": bool(result.get("diverged")),
-        "loss": run.curve(held_out=False)[0] or run.curve(held_out=True)[0] or None,
+        "unigram_entropy_nats": run_directory.entropy_of(stored, rows),
+        # Whether a model of a task gives one answer for all rows, at the present step.
+        "diverged": bool(result.get("diverged")) and result.get("steps") == account["step"],
+        "loss": loss,
         "last": {"training": last_row, "held_out": scores},
         "median": {
-            name: statistics.median(found)
-            for name in ("tokens_per_second", "real_tokens_per_second", "examples_per_second",
-                         "step_seconds", "mfu")
-            if (found := [row[name] for row in training if row.get(name) is not None])
+            rate: statistics.median(found)
+            for rate in _RATES
+            if (found := [row[rate] for row in training if row.get(rate) is not None])
         },
-        "seen": _seen(run, passed, training),
-        "skipped_steps": [skip["step"] for skip in log_reader.skips(run.events)],
-        "unexpected": log_reader.unexpected(run.events),
+        "seen": _seen(stored, account["step"], columns, training),
+        "skipped_steps": [skip["step"] for skip in log_reader.skips(events)],
+        "unexpected": log_reader.unexpected(events),
         "training_rows": len(training),
-        "training": passed.columns(kept),
+        "training": columns(thin(training, loss=loss or "loss", most=MOST_ROWS)),
         "held_out": {
-            split: passed.columns([row for row in run.rows if row.get("split") == split])
-            for split in splits
+            split: columns([row for row in rows if row.get("split") == split]) for split in splits
         },
-        "expected": [list(point) for point in run.expected],
-        "expected_from": run.expected_from or None,
-        "examples": [dataclasses.asdict(example) for example in examples],
-        "processes": [_visible(process, run.account) for process in run.processes],
-        "events": _events(run),
-        "versions": run.stored.get("versions") or {},
-        # Where it lay, and what the run began from, is nobody's business who gets the page.
+        "expected": expected,
+        "expected_from": expected_from or None,
+        "examples": [],
+        "processes": [_visible(each, account) for each in goodput.processes(directory)],
+        "events": _events(events),
+        "versions": stored.get("versions") or {},
+        # The page may go to people who need not know the paths of the machine.
         "corpus": {k: v for k, v in corpus.items() if k not in _PLACES},
         "task": task.get("name"),
-        "init_from": Path(began).name if began else None,
+        "init_from": Path(stored["init_from"]).name if stored.get("init_from") else None,
         "config": flatten(config),
-        "files": [name for name in _FILES if (run.directory / name).exists()],
-    }  # fmt: skip
+    }
     return _plain(values)
 
 
-def differences(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Returns the fields in which the configs of runs differ, each with its value in every run.
+def _expected(directory: Path, stored: dict[str, Any]) -> tuple[str, list[Point]]:
+    """Returns the runs with which a run of pre-training is compared, and the expected losses."""
+    entropy = (stored.get("corpus") or {}).get("unigram_entropy_nats")
+    if entropy is None or stored.get("task") or run_directory.is_continued(directory):
+        return "", []
+    config = config_loader.load_config_json(directory / run_directory.CONFIG)
+    return hook.expected(config, entropy)
 
-    `runs` are values of `run_data`. None stands for a field that a run does not have.
+
+def differences(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Returns the fields in which the configs of runs differ, each with its value in every run;
+    None if a run does not have the field.
     """
     configs = [run["config"] for run in runs]
     fields = dict.fromkeys(itertools.chain.from_iterable(configs))
@@ -118,122 +115,100 @@ def differences(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]
 
 
 def thin(rows: Sequence[dict[str, Any]], *, loss: str, most: int) -> list[dict[str, Any]]:
-    """Returns at most `most` rows and the last: of each stretch those with extreme losses.
-
-    So a curve keeps its outline. `loss` is the field that decides.
+    """Returns at most `most` rows and the last row: of each stretch the rows with extreme values of
+    the field `loss`, so that a curve keeps its outline.
     """
     if len(rows) <= most:
         return list(rows)
     kept = []
     bounds = [round(i * len(rows) / (most // 2)) for i in range(most // 2 + 1)]
     for start, stop in itertools.pairwise(bounds):
-        # A loss that is missing was not finite: such a row is kept as the highest.
+        # A missing loss was not finite: its row is kept as the highest.
         values = [math.inf if v is None else v for v in (r.get(loss) for r in rows[start:stop])]
         extremes = {values.index(min(values)), values.index(max(values))}
         kept += [rows[start + i] for i in sorted(extremes)]
     return kept if kept[-1] is rows[-1] else [*kept, rows[-1]]
 
 
-class _Passed:
-    """The positions of all batches, and the seconds of training, that had passed at a step."""
+class _Columns:
+    """Rows as columns, with the positions and the seconds of training up to each step."""
 
     def __init__(self, config: Mapping[str, Any], training: Sequence[Mapping[str, Any]]):
-        self._phases = [
-            (phase["steps"], phase["sequence_length"] * phase["global_batch_size"])
-            for phase in config.get("phases") or ()
-        ]
-        self._steps, self._seconds = [0], [0.0]
-        for row in training:
-            spent = row.get("steps", 1) * (row.get("step_seconds") or 0.0)
-            self._steps.append(row["step"])
-            self._seconds.append(self._seconds[-1] + spent)
+        phases = config.get("phases") or ()
+        steps = [phase["steps"] for phase in phases]
+        sizes = [phase["sequence_length"] * phase["global_batch_size"] for phase in phases]
+        self._ends = np.cumsum([0, *steps])
+        self._positions = np.cumsum([0, *(n * size for n, size in zip(steps, sizes, strict=True))])
+        spent = [row.get("steps", 1) * (row.get("step_seconds") or 0.0) for row in training]
+        self._logged = [0, *(row["step"] for row in training)]
+        self._seconds = np.cumsum([0.0, *spent])
 
-    def positions(self, step: int) -> int:
-        """Returns the positions of the batches up to a step, padding included."""
-        passed = 0
-        for steps, positions in self._phases:
-            passed += min(step, steps) * positions
-            step = max(0, step - steps)
-        return passed
+    def positions(self, steps: Sequence[int]) -> list[int]:
+        """Returns the positions of the batches up to each step, with padding."""
+        return np.rint(np.interp(steps, self._ends, self._positions)).astype(int).tolist()
 
-    def seconds(self, steps: Sequence[int]) -> list[float]:
-        """Returns the seconds of training up to each step; between two rows in proportion."""
-        import numpy as np
-
-        return np.interp(steps, self._steps, self._seconds).tolist()
-
-    def columns(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-        """Returns rows as columns, and what had passed at each of them."""
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         names = dict.fromkeys(name for row in rows for name in row if name not in _NOT_DRAWN)
         steps: list[int] = [row[STEP] for row in rows]
         return {
             STEP: steps,
             **{name: [row.get(name) for row in rows] for name in names if name != STEP},
-            POSITIONS: [self.positions(step) for step in steps],
-            SECONDS: self.seconds(steps),
+            POSITIONS: self.positions(steps),
+            SECONDS: np.interp(steps, self._logged, self._seconds).tolist(),
         }
 
 
-def _seen(run: RunRecord, passed: _Passed, training: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _seen(
+    stored: Mapping[str, Any], step: int, columns: _Columns, training: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Returns how much text the run has seen, as far as its records tell."""
-    step = run.account["step"]
-    positions = passed.positions(step)
+    (positions,) = columns.positions([step])
     seen: dict[str, Any] = {"positions": positions, "tokens": None, "epochs": None}
-    # Only packed rows tell how much of them is padding.
+    # Only packed rows have a record of their padding.
     shares = [row.get("padding") for row in training]
     if training and None not in shares:
-        weights = [row.get("steps", 1) for row in training]
-        padding = sum(w * s for w, s in zip(weights, shares, strict=True)) / sum(weights)
+        padding = statistics.fmean(shares, [row.get("steps", 1) for row in training])
         seen["tokens"] = round(positions * (1 - padding))
-    there = ((run.stored.get("corpus") or {}).get("train") or {}).get("tokens")
-    rows = (run.stored.get("rows") or {}).get("train")
-    if there:
-        seen["corpus_tokens"] = there
-        seen["epochs"] = (seen["tokens"] or positions) / there
+    in_corpus = ((stored.get("corpus") or {}).get("train") or {}).get("tokens")
+    rows = (stored.get("rows") or {}).get("train")
+    if in_corpus:
+        seen["corpus_tokens"] = in_corpus
+        seen["epochs"] = (seen["tokens"] or positions) / in_corpus
     elif rows:
-        (phase,) = (run.stored.get("config") or {}).get("phases") or [{}]
+        (phase,) = (stored.get("config") or {}).get("phases") or [{}]
         seen["examples"] = step * phase.get("global_batch_size", 0)
         seen["task_rows"] = rows
         seen["epochs"] = seen["examples"] / rows
     return seen
 
 
-def _events(run: RunRecord) -> list[dict[str, Any]]:
-    """Returns what happened to a run, in its order: `{"event", "after", "step", "text"}`.
+def _events(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the events of a run in order: `{"event", "after", "step", "text"}`.
 
-    `after` is in seconds since its first process began.
+    `after` is in seconds since the first process began.
     """
-    starts = [event for event in run.events if event.get("event") == "start"]
-    began = starts[0]["time"] - starts[0].get("seconds", 0.0) if starts else None
+    start = next((event for event in events if event.get("event") == "start"), None)
+    began = None if start is None else start["time"] - start.get("seconds", 0.0)
     found = []
-    for event in run.events:
+    for event in events:
         if event.get("event") not in _SHOWN_EVENTS:
             continue
         facts = [
-            f"{name.replace('_', ' ')} {value:.3g}" if isinstance(value, float)
-            else f"{name.replace('_', ' ')} {value}"
+            f"{name.replace('_', ' ')} {format(value, '.3g') if type(value) is float else value}"
             for name, value in event.items()
             if name not in ("event", "time", "step", "seconds", "fields")
-        ]  # fmt: skip
+        ]
         facts += [f"{field}: {old} to {new}" for field, old, new in event.get("fields", ())]
         after = None if began is None or "time" not in event else event["time"] - began
-        found.append(
-            {
-                "event": event["event"],
-                "after": after,
-                "step": event.get("step"),
-                "text": "; ".join(facts),
-            }
-        )
+        found.append({"event": event["event"], "after": after, "step": event.get("step")})
+        found[-1]["text"] = "; ".join(facts)
     return found[-_MOST_EVENTS:]
 
 
 def _visible(process: dict[str, Any], account: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a process with those of its parts that can be seen: the longest ones, in order."""
+    """Returns a process without the parts that are too narrow to be seen."""
     least = account["wall_seconds"] * _NARROWEST
-    parts = [part for part in process["parts"] if part[2] - part[1] >= least]
-    parts = sorted(sorted(parts, key=lambda p: p[1] - p[2])[:_MOST_PARTS], key=lambda p: p[1])
-    return {**process, "parts": parts}
+    return {**process, "parts": [part for part in process["parts"] if part[2] - part[1] >= least]}
 
 
 def _plain(value: Any) -> Any:

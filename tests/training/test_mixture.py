@@ -25,7 +25,7 @@ from bert_jax.data.corpus.several import open_corpora, trained_elsewhere
 from bert_jax.runtime.stop import Preemption
 from bert_jax.update.schedules import Constant
 from bert_jax.workdir import log_reader
-from bert_jax_lab.reports import curves
+from bert_jax_lab.reports import run_data
 from tests import tiny_corpus
 from tests.states import arrays_of, assert_same_bits
 
@@ -126,7 +126,7 @@ def test_the_losses_of_the_sources_add_up_to_the_whole(whole, corpora, tmp_path,
     entropy = pytest.approx(np.dot(weights, entropies) / sum(weights), rel=1e-9)
     assert found["unigram_entropy_nats"] == entropy
     # In all places that compare with it.
-    assert curves.read(whole, name="whole").entropy == entropy
+    assert run_data.read(whole, name="whole")["unigram_entropy_nats"] == entropy
     export = ["export", "--checkpoint", str(whole), "--output", str(tmp_path / "hf")]
     assert main(export) == 0
     card = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")

@@ -1,6 +1,5 @@
 """Every part of the time is read from its own record, and all together are the wall time."""
 
-import dataclasses
 import json
 import re
 
@@ -9,7 +8,7 @@ from PIL import Image
 
 from bert_jax.__main__ import main
 from bert_jax.workdir import goodput
-from bert_jax_lab.reports import curves
+from bert_jax_lab.reports import picture, run_data
 
 
 def write(path, lines):
@@ -123,13 +122,11 @@ def test_runs_are_drawn_over_one_another(trained, interrupted, tmp_path, capsys)
     plot = tmp_path / "runs.svg"
     assert main(["report", str(trained), str(interrupted), "--plot", str(plot)]) == 0
     assert "goodput" not in capsys.readouterr().out
-    one, two = (curves.read(path, name=path.name) for path in (trained, interrupted))
-    assert one.entropy is not None
-    name, steps, losses = one.curve(held_out=True)
-    assert (name, steps) == ("mlm_loss", [40, 80, 120, 160, 200]) and losses[-1] < one.entropy
-    assert len(one.curve(held_out=False)[1]) == 200
+    found = run_data.read(trained, name="trained")["held_out"]["validation"]
+    steps, losses = found["step"], found["mlm_loss"]
+    assert steps == [40, 80, 120, 160, 200]
     text = plot.read_text()
-    assert text.count('<g id="line2d') > 4 and two.account["starts"] >= 1
+    assert text.count('<g id="line2d') > 4
     said = f"validation mlm_loss {losses[0]:.3f}, then {losses[-1]:.3f} at step 200"
     (label,) = re.findall(r'<svg role="img" aria-label="([^"]*)" ', text)
     assert said in label and f"{interrupted.name}: no loss yet" in label
@@ -137,10 +134,10 @@ def test_runs_are_drawn_over_one_another(trained, interrupted, tmp_path, capsys)
 
 
 def test_the_picture_has_the_band_that_is_expected(interrupted, tmp_path):
-    record = curves.read(interrupted, name="costs $5")
-    banded = dataclasses.replace(record, expected=[(0, 5.0, 6.0), (100, 3.5, 4.0), (200, 3.0, 3.9)])
-    curves.draw([banded], tmp_path / "with.svg")
+    run = run_data.read(interrupted, name="costs $5")
+    run["expected"] = [(0, 5.0, 6.0), (100, 3.5, 4.0), (200, 3.0, 3.9)]
+    picture.draw_runs([run], tmp_path / "with.svg")
     assert (tmp_path / "with.svg").read_text().count("FillBetween") == 1
-    curves.draw([banded], tmp_path / "with.png")
-    with Image.open(tmp_path / "with.png") as picture:
-        assert picture.text["Description"] == curves.describe([banded])
+    picture.draw_runs([run], tmp_path / "with.png")
+    with Image.open(tmp_path / "with.png") as found:
+        assert found.text["Description"] == picture.describe([run])

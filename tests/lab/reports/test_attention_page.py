@@ -123,14 +123,6 @@ def test_hostile_text_stays_text(directories, tmp_path, capsys):
     assert f"wrote {file}: " in printed and "6 heads" in printed
 
 
-def test_texts_from_right_to_left_stand_in_their_order(directories, tmp_path, capsys):
-    file = tmp_path / "attention.html"
-    attention(capsys, directories["learned"], "קרא 12%.", "w2 w6.", "--html", file)
-    page = assert_asks_for_nothing(file.read_text(encoding="utf-8"))
-    assert page.text.count("\u2068קרא 12%.\u2069 | w2 w6.") == 3, "title, heading and quotation"
-    assert not [tag for tag, found in page.tags if tag == "blockquote" and "dir" in found]
-
-
 def test_some_layers_as_a_table(directories, capsys):
     printed = attention(capsys, directories["learned"], "w1 w2", "--layers", "2")
     rows = [line.split("│") for line in printed.splitlines() if line.startswith("│")]
@@ -403,18 +395,4 @@ def test_every_control(
     view.drawn()
     assert tab.overflow() <= 0
     assert (tab.problems, tab.requests) == ([], [file.as_uri()])
-    tab.close()
-
-
-@pytest.mark.browser
-def test_without_scripts_the_table_is_there(directories, tmp_path, capsys, browser):
-    file = tmp_path / "attention.html"
-    attention(capsys, directories["learned"], *_TEXTS, "--html", file)
-    tab = browser.open(file, width=390, script=False)
-    assert tab.overflow() <= 0 and tab.problems == []
-    visible = tab.evaluate(
-        "[...document.querySelectorAll('section, table, noscript')]"
-        ".filter(e => e.getClientRects().length).map(e => e.id || e.tagName)"
-    )
-    assert visible == ["NOSCRIPT", "statistics", "TABLE"]
     tab.close()
