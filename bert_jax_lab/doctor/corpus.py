@@ -19,11 +19,11 @@ from bert_jax_lab.doctor.finding import PASSED, Finding, passed, warned
 _READ_WHOLE = 20_000_000_000
 # The sample from the middle of the corpus: documents, and sentences.
 _DOCUMENTS, _SENTENCES = 2000, 20_000
-# The original recipe sees its text about forty times (Devlin et al. 2019, appendix A.2).
+# The original recipe reads its text about forty times (Devlin et al. 2019, appendix A.2).
 _MOST_EPOCHS = 50
 _MOST_PADDING, _MOST_REPEATED, _MOST_SINGLE = 0.4, 0.5, 0.5
 _MOST_UNKNOWN = 0.01
-# Rows of the first batch that are looked at, and the share of them that may have no prediction.
+# The sampled rows of the first batch, and the share of rows that may have no prediction.
 _ROWS, _MOST_WITHOUT = 256, 0.02
 
 
@@ -54,8 +54,7 @@ def vocabulary(config: TrainConfig, corpus: Corpus) -> Finding:
     share = (corpus.manifest.get("unknown_share") or {}).get("train", 0.0)
     if share > _MOST_UNKNOWN:
         return warned(
-            f"{share:.1%} of the corpus's tokens are [UNK]: the vocabulary does not suit the text, "
-            "and the run learns to predict [UNK]",
+            f"{share:.1%} of the training tokens are [UNK]: the vocabulary does not suit the text",
             "prepare the text with a vocabulary that is trained on it",
         )
     return passed(f"{corpus.vocab_size:,} tokens, model.vocab_size {config.model.vocab_size:,}")
@@ -63,23 +62,28 @@ def vocabulary(config: TrainConfig, corpus: Corpus) -> Finding:
 
 def padding(config: TrainConfig, corpus: Corpus) -> Finding:
     """The corpus has rows for every phase, and the rows are mostly text."""
-    shares = [_padding(config, corpus, number) for number in range(len(config.phases))]
+    shares = []
+    for number in range(len(config.phases)):
+        is_packed = config.in_phase(number).data.packing != "none"
+        shares.append(
+            sum(
+                each.share * (each.epoch.packed if is_packed else each.epoch.unpacked)
+                for each in _sources(config, corpus, number)
+            )
+        )
     text = ", ".join(
         f"{100 * share:.0f} % of {phase.sequence_length}"
         for share, phase in zip(shares, config.phases, strict=True)
     )
     worst = int(np.argmax(shares))
-    if shares[worst] > _MOST_PADDING:
-        length = config.phases[worst].sequence_length
-        enough = max(8, round(length * (1 - shares[worst]) * 1.2 / 8) * 8)
-        remedy = f"set phases.{worst}.sequence_length={enough}"
-        if config.in_phase(worst).data.packing == "none":
-            remedy = f"set data.packing=best_fit, or {remedy}"
-        return warned(
-            f"padding is {text}: that share of the computation is wasted",
-            f"{remedy}, or join short documents before prepare",
-        )
-    return passed(f"padding is {text}")
+    if shares[worst] <= _MOST_PADDING:
+        return passed(f"padding is {text}")
+    length = config.phases[worst].sequence_length
+    enough = max(8, round(length * (1 - shares[worst]) * 1.2 / 8) * 8)
+    remedy = f"set phases.{worst}.sequence_length={enough}"
+    if config.in_phase(worst).data.packing == "none":
+        remedy = f"set data.packing=best_fit, or {remedy}"
+    return warned(f"padding is {text}: this share of the computation is wasted", remedy)
 
 
 def predictions(config: TrainConfig, corpus: Corpus) -> Finding:
@@ -101,52 +105,30 @@ def _predictions_of(config: TrainConfig, corpus: Corpus, name: str, split: Split
         f"{name}{without:,} of {len(each):,} rows have no prediction; {share:.1%} of the tokens "
         "have one"
     )
-    if without > _MOST_WITHOUT * len(each):
-        return warned(
-            text, "set data.mask=tokens, or prepare again: words are longer than what may be masked"
-        )
-    return passed(text)
+    if without <= _MOST_WITHOUT * len(each):
+        return passed(text)
+    return warned(
+        text, "set data.mask=tokens, or prepare again: words are longer than the mask may be"
+    )
 
 
 def epochs(config: TrainConfig, corpus: Corpus) -> Finding:
     """The text is not repeated too often."""
-    if corpus.sources:
-        return _epochs_by_source(config, corpus)
-    tokens = sum(
-        phase.steps
-        * phase.global_batch_size
-        * phase.sequence_length
-        * (1 - _padding(config, corpus, number))
-        for number, phase in enumerate(config.phases)
-    )
-    there = corpus.train.tokens
-    times = tokens / there
-    text = f"the run reads {tokens:,.0f} tokens of a corpus of {there:,}: {times:.1f} epochs"
-    if times > _MOST_EPOCHS:
-        last = len(config.phases) - 1
-        return warned(
-            f"{text}; the original recipe has 40",
-            f"prepare {times / 40:.1f} times as much text, or train fewer steps (phases.0.steps"
-            f"{f' to phases.{last}.steps' if last else ''}) or a smaller model",
-        )
-    return passed(text)
-
-
-def _epochs_by_source(config: TrainConfig, corpus: Corpus) -> Finding:
     times: dict[str, float] = {}
     for number in range(len(config.phases)):
         for source in _sources(config, corpus, number):
             times[source.name] = times.get(source.name, 0.0) + source.epochs
     most_first = sorted(times.items(), key=lambda item: -item[1])
-    text = f"epochs of each source: {some(f'{name} {each:.1f}' for name, each in most_first)}"
+    listed = some(f"{name or 'the text'} {each:.1f} times" for name, each in most_first)
+    text = f"the run reads {listed}"
     name, most = most_first[0]
-    if most > _MOST_EPOCHS:
-        return warned(
-            f"{text}; the original recipe has 40",
-            f"give {name} less weight (data.source_weights, or a lower data.source_temperature), "
-            "or prepare more of such text",
-        )
-    return passed(text)
+    if most <= _MOST_EPOCHS:
+        return passed(text)
+    return warned(
+        f"{text}; the original recipe has 40 epochs",
+        f"prepare {most / 40:.1f} times as much text, train fewer steps (phases.0.steps) or a "
+        f"smaller model, or give {name or 'a source'} less weight (data.source_weights)",
+    )
 
 
 def text(config: TrainConfig | None, corpus: Corpus) -> Finding:
@@ -164,14 +146,11 @@ def _text_of(config: TrainConfig | None, name: str, split: Split) -> Finding:
     single = float((sentences == 1).mean())
     repeated = _repeated(part)
     found = (
-        f"{name}{sentences.mean():.1f} sentences a document; {100 * repeated:.0f} % of the tokens "
-        "are in repeated sentences"
+        f"{name}{sentences.mean():.1f} sentences per document; {100 * repeated:.0f} % of the "
+        "tokens are in repeated sentences"
     )
     if repeated > _MOST_REPEATED:
-        return warned(
-            f"{found} (a sample of {part.document_starts.size - 1:,} documents)",
-            "drop repeated lines (menus, notices, copies) before prepare",
-        )
+        return warned(found, "drop repeated lines (menus, notices, copies) before prepare")
     pairs = config is not None and "nsp" in OBJECTIVES[config.objective].losses
     if pairs and single > _MOST_SINGLE:
         return warned(
@@ -199,19 +178,8 @@ def _worst(findings: Iterable[Finding]) -> Finding:
     return next((finding for finding in each if finding.result != PASSED), each[0])
 
 
-def _padding(config: TrainConfig, corpus: Corpus, number: int) -> float:
-    """Returns the share of padding in the rows of a phase.
-
-    Raises UsageError for a corpus without rows.
-    """
-    sources = _sources(config, corpus, number)
-    is_packed = config.in_phase(number).data.packing != "none"
-    return sum(
-        each.share * (each.epoch.packed if is_packed else each.epoch.unpacked) for each in sources
-    )
-
-
 def _sources(config: TrainConfig, corpus: Corpus, number: int) -> list[SourceRows]:
+    """Returns the rows of a phase per source. Raises UsageError for a corpus without rows."""
     length = config.phases[number].sequence_length
     for source in corpus.sources.values() or (corpus,):
         # Evaluation makes rows of the validation split.

@@ -8,16 +8,13 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bert_jax.errors import Unreachable, UsageError
 from bert_jax.progress import ticking
 from bert_jax.workdir.storage import choose_gcsfs
 from bert_jax_lab.doctor.arguments import Arguments
 from bert_jax_lab.doctor.finding import FAILED, PASSED, SKIPPED, WARNED, Finding, of_error, skipped
-
-if TYPE_CHECKING:
-    pass
 
 _WORST_LAST = (PASSED, SKIPPED, WARNED, FAILED)
 _ANSWER_SECONDS = 120.0
@@ -125,12 +122,12 @@ def _examine(arguments: Arguments, checks: Checks) -> None:
         checks.findings["imports"] = of_error(error)
         return
     has_config, has_corpus = arguments.config is not None, arguments.corpus is not None
-    config = corpus = mesh = memory = timings = None
+    place = arguments.workdir
+    config = corpus = mesh = memory = save = timings = None
     if has_config:
         config = checks("config", lambda: settings.config(arguments))
-        checks("trackers", settings.trackers_of, config)
     if has_corpus:
-        corpus = checks("corpus", lambda place: text.files(place, config), arguments.corpus)
+        corpus = checks("corpus", lambda path: text.files(path, config), arguments.corpus)
     is_met: bool | None = True
     if arguments.connection is not None:
         is_met = checks("hosts", hosts.hosts, arguments.connection)
@@ -149,24 +146,17 @@ def _examine(arguments: Arguments, checks: Checks) -> None:
         config = memory.config if memory is not None else config
         checks("masked slots", settings.masks, config)
     if has_config and has_corpus:
-        checks("vocabulary", text.vocabulary, config, corpus)
-        checks("padding", text.padding, config, corpus)
-        checks("predictions", text.predictions, config, corpus)
-        checks("epochs", text.epochs, config, corpus)
+        for name in ("vocabulary", "padding", "predictions", "epochs"):
+            checks(name, getattr(text, name), config, corpus)
     if has_corpus:
         checks("text", lambda c: text.text(config, c), corpus)
-    if has_config and has_corpus:
-        checks("expected curve", settings.expected, config, corpus)
-    save = None
-    if (place := arguments.workdir) is not None:
-        if has_config and has_corpus:
-            checks(
-                "workdir", lambda *found: storage.held(arguments, *found), config, corpus, is_ready
-            )
+    if place is not None and has_config and has_corpus:
+        checks("workdir", lambda c, d, _: storage.held(arguments, c, d), config, corpus, is_ready)
+    if place is not None:
         checks("checkpoint", lambda _: storage.newest(place), is_ready)
         save = checks("saving", lambda _: storage.saves(place), is_ready, is_collective=True)
-        if has_config:
-            checks("room", lambda *found: storage.room(place, *found), config, memory)
+    if place is not None and has_config:
+        checks("room", lambda c, m: storage.room(place, c, m), config, memory)
     if has_config:
         timings = checks(
             "step",

@@ -17,11 +17,10 @@ from bert_jax.training.initialization import Initialization
 from bert_jax.workdir import trackers
 from bert_jax_lab.doctor.arguments import Arguments
 from bert_jax_lab.doctor.finding import Finding, passed, warned
-from bert_jax_lab.reference_curves.hook import ExpectedCurves
 
 
 def config(arguments: Arguments) -> tuple[Finding, TrainConfig]:
-    """Every field is known and valid, and agrees with the others."""
+    """Every field is known and valid, and agrees with the others; trackers are installed."""
     assert arguments.config is not None
     # The model of a run with `init_from` is that of the checkpoint: see `beginning`.
     found = config_loader.load_config(
@@ -31,18 +30,13 @@ def config(arguments: Arguments) -> tuple[Finding, TrainConfig]:
     for hook in named_hooks(found):
         if isinstance(hook, HeldOutFigure):
             hook.choose(OBJECTIVES[found.objective].watched())
+    trackers.require_installed(found.trackers)
     model = found.model
     text = (
         f"{found.name}: {model.num_hidden_layers} layers of {model.hidden_size}, "
         f"{found.total_steps:,} steps in {len(found.phases)} phase(s)"
     )
     return passed(text), found
-
-
-def trackers_of(config: TrainConfig) -> Finding:
-    """The packages of the trackers are installed."""
-    trackers.require_installed(config.trackers)
-    return passed(", ".join(config.trackers) or "no tracker is named")
 
 
 def beginning(
@@ -61,16 +55,6 @@ def beginning(
     if corpus is not None:
         begin.require_tokenizer_of(corpus)
     return passed(f"the run is initialized from {arguments.init_from}"), found
-
-
-def expected(config: TrainConfig, corpus: Corpus) -> Finding:
-    """The reference with which the losses are compared is of the same kind of run."""
-    for hook in named_hooks(config):
-        if isinstance(hook, ExpectedCurves):
-            found = hook.reference_for(config, corpus.manifest["unigram_entropy_nats"])
-            if found is not None:
-                return passed(f"losses are compared with {found.described}")
-    return passed("losses are not compared with those of other runs")
 
 
 def export(config: TrainConfig) -> Finding:

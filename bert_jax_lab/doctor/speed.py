@@ -71,19 +71,15 @@ def _judge(config: TrainConfig, timings: Sequence[Timing], seconds: float) -> Fi
             "ended",
             f"set deadline_seconds={math.ceil(10 * slowest)}, or take faster devices",
         )
-    lines = [_describe(number, timing) for number, timing in enumerate(timings)]
-    if len(timings) < len(config.phases):
-        lines.append(f"there was no time for phase {len(timings)}")
+    lines = []
+    for number in range(len(config.phases)):
+        timing = timings[number] if number < len(timings) else None
+        if timing is None or timing.step_seconds is None:
+            lines.append(f"phase {number} had no time for a step")
+        else:
+            compiled, step = timing.compile_seconds, timing.step_seconds
+            lines.append(f"phase {number} compiles in {compiled:.1f} s, {step:.3g} s per step")
     return passed("; ".join(lines))
-
-
-def _describe(phase: int, timing: Timing) -> str:
-    step = (
-        "no step in time"
-        if timing.step_seconds is None
-        else f"{timing.step_seconds:.3g} s per step"
-    )
-    return f"phase {phase} compiles in {timing.compile_seconds:.1f} s, {step}"
 
 
 def time_steps(config: TrainConfig, mesh: Mesh, timings: list[Timing]) -> None:
@@ -136,28 +132,19 @@ def saving(
     step = min(_step_seconds(config, timings))
     every = config.checkpoint
     interval = 60 * every.every_minutes or every.every_steps * step
-    due = (
-        f"{every.every_minutes:g} minutes"
-        if every.every_minutes
-        else f"{every.every_steps:,} steps or {_short(interval)}"
-    )
-    text = f"a save takes about {_short(save)}, and is due every {due}"
+    text = f"a save takes about {save:.2g} s, and is due every {interval:.3g} s"
     if not _is_measured(timings):
         return passed(f"{text}, or more: by the FLOPs of the run, since no step was measured")
-    if save > interval:
-        remedy = (
-            f"checkpoint.every_minutes={math.ceil(2 * save / 60)}"
-            if every.every_minutes
-            else f"checkpoint.every_steps={2 * math.ceil(save / step)}"
-        )
-        return warned(
-            f"{text}: training would wait for it", f"set {remedy}, or take a faster `workdir`"
-        )
-    return passed(text)
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 90 else duration(seconds)
+    if save <= interval:
+        return passed(text)
+    remedy = (
+        f"checkpoint.every_minutes={math.ceil(2 * save / 60)}"
+        if every.every_minutes
+        else f"checkpoint.every_steps={2 * math.ceil(save / step)}"
+    )
+    return warned(
+        f"{text}: training would wait for it", f"set {remedy}, or take a faster `workdir`"
+    )
 
 
 def _is_measured(timings: Sequence[Timing]) -> bool:

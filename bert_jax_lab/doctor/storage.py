@@ -42,7 +42,7 @@ class SaveTime(NamedTuple):
     per_byte: float
 
 
-def held(arguments: Arguments, config: TrainConfig, corpus: Corpus, _: bool) -> Finding:
+def held(arguments: Arguments, config: TrainConfig, corpus: Corpus) -> Finding:
     """The workdir is free, or has this run."""
     assert arguments.workdir is not None
     is_held, changes = run_directory.holds_run(
@@ -54,8 +54,8 @@ def held(arguments: Arguments, config: TrainConfig, corpus: Corpus, _: bool) -> 
     )
     if not is_held:
         return passed(f"{arguments.workdir} is free: a new run begins there")
-    allowed = f", except for {', '.join(field for field, _, _ in changes)}" if changes else ""
-    return passed(f"{arguments.workdir} has this run{allowed}")
+    changed = ", ".join(field for field, _, _ in changes)
+    return passed(f"{arguments.workdir} has this run; allowed changes: {changed or 'none'}")
 
 
 def newest(workdir: Path | str) -> Finding:
