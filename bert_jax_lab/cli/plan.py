@@ -82,10 +82,8 @@ def _print_plan(plan: Any) -> None:
         dollars = "no list price found"
         if plan.dollars is not None:
             dollars = f"${plan.dollars:,.0f} on demand (prices of {plan.prices_date})"
-        tell(
-            f"whole recipe: {_hours(plan.total_hours)}, {plan.chip_hours:,.0f} chip-hours, "
-            f"{dollars}"
-        )
+        hours = f"{_hours(plan.total_hours)}, {plan.chip_hours:,.0f} chip-hours"
+        tell(f"whole recipe: {hours}, {dollars}")
     for warning in plan.warnings:
         tell(f"warning: {warning}")
 
@@ -98,53 +96,34 @@ def _print_phase(phase: Any) -> None:
         tell(f"{title}: NOT COMPILED: {phase.remedy}")
         return
     if not phase.fits:
-        tell(
-            f"{title}: DOES NOT FIT: needs {_gib(phase.memory_bytes)} per device, and the "
-            f"compiler has {_gib(phase.available_bytes)}; {phase.remedy}"
-        )
+        sizes = f"{_gib(phase.memory_bytes)} per device of {_gib(phase.available_bytes)}"
+        tell(f"{title}: DOES NOT FIT: needs {sizes}; {phase.remedy}")
         return
+    memory = f"{_gib(phase.memory_bytes)} of {_gib(phase.available_bytes)}"
     kinds = ", ".join(f"{name} {_gib(size)}" for name, size in phase.memory.items() if size)
     hidden = 1 - phase.exposed_seconds / (phase.collective_seconds or 1.0)
+    beside = f"of {_ms(phase.collective_seconds)} of collectives: {hidden:.0%} beside computation"
     named = ", ".join(f"{entry} in {layers} layers" for layers, entry in phase.attention.items())
     evaluated, saving = phase.evaluation, phase.saving
     rows = [
-        (
-            "memory",
-            f"{_gib(phase.memory_bytes)} of {_gib(phase.available_bytes)}",
-            f"{kinds}; the device has {_gib(phase.hbm_bytes)}",
-        ),
-        ("step", _ms(phase.step_seconds), f"computation + exposed; {_hours(phase.hours)} in all"),
+        ("memory", memory, f"{kinds}; the device has {_gib(phase.hbm_bytes)}"),
+        ("step", _ms(phase.step_seconds), f"computation + exposed; {_hours(phase.hours)} in total"),
         ("computation", _ms(phase.compute_seconds), f"{phase.cycles:,} cycles by the schedule"),
-        (
-            "exposed",
-            _ms(phase.exposed_seconds),
-            f"of {_ms(phase.collective_seconds)} of collectives: {100 * hidden:.0f} % are beside "
-            "computation",
-        ),
-        *(
-            (
-                traffic.kind,
-                _ms(traffic.seconds),
-                f"{traffic.count} over {' x '.join(traffic.axes) or '-'} ({traffic.group_size}), "
-                f"{traffic.bytes / 2**20:,.1f} MiB in all",
-            )
-            for traffic in phase.collectives
-        ),
-        ("MFU", f"{100 * phase.mfu:.1f} %", f"{phase.flops_per_device:.4g} FLOPs per device"),
-        *([("attention", "", named)] if named else []),
-        ("rows per host", f"{phase.host_rows_needed:,.0f}/s", "so that no step waits for data"),
-        (
-            "evaluation step",
-            _ms(evaluated.step_seconds),
-            f"{evaluated.rows:,} rows, {_gib(evaluated.memory_bytes)} per device",
-        ),
-        (
-            "save",
-            f"{saving.bytes / 1e9:.2f} GB",
-            f"about {saving.seconds:.0f} s, {saving.per_hour:,.1f} per hour: "
-            f"{100 * saving.share:.1f} % of the time",
-        ),
+        ("exposed", _ms(phase.exposed_seconds), beside),
     ]
+    for each in phase.collectives:
+        axes = f"{' x '.join(each.axes) or '-'} ({each.group_size})"
+        size = f"{each.count} over {axes}, {each.bytes / 2**20:,.1f} MiB in total"
+        rows.append((each.kind, _ms(each.seconds), size))
+    rows += [
+        ("MFU", f"{phase.mfu:.1%}", f"{phase.flops_per_device:.4g} FLOPs per device"),
+        ("attention", "", named),
+        ("rows per host", f"{phase.host_rows_needed:,.0f}/s", "so that no step waits for data"),
+    ]
+    size = f"{evaluated.rows:,} rows, {_gib(evaluated.memory_bytes)} per device"
+    rows.append(("evaluation step", _ms(evaluated.step_seconds), size))
+    times = f"about {saving.seconds:.0f} s, {saving.per_hour:,.1f} per hour: {saving.share:.1%}"
+    rows.append(("save", f"{saving.bytes / 1e9:.2f} GB", f"{times} of the time"))
     table(title, ("", "value", "parts"), rows)
 
 

@@ -97,11 +97,9 @@ def train_step(
     config: TrainConfig, phase: PhaseConfig, *, mesh: Mesh, topology: Topology
 ) -> Compiled:
     """Compiles the train step of a phase. Raises `DoesNotFit` or `NotCompiled`."""
-
     with jax.set_mesh(mesh):
         state = TrainState.abstract(config, mesh)
-        objective = OBJECTIVES[config.objective]
-        batch = device_feed.abstract_batch(phase, fields=objective.fields, mesh=mesh)
+        objective, batch = _batch(config, phase, mesh)
         return _compiled(
             lambda: lower_train_step(config, state, batch, objective=objective, platform="tpu"),
             sizes={"weights": state.params, "moments": state.opt_state, "batch": batch},
@@ -117,8 +115,7 @@ def evaluation_step(
     """Compiles the evaluation step for batches of a shape. Raises as `train_step` does."""
     with jax.set_mesh(mesh):
         params = TrainState.abstract(config, mesh).params
-        objective = OBJECTIVES[config.objective]
-        batch = device_feed.abstract_batch(shape, fields=objective.fields, mesh=mesh)
+        objective, batch = _batch(config, shape, mesh)
         return _compiled(
             lambda: lower_eval_step(config, params, batch, objective=objective, platform="tpu"),
             sizes={"weights": params, "moments": (), "batch": batch},
@@ -128,10 +125,16 @@ def evaluation_step(
         )
 
 
+def _batch(config: TrainConfig, shape: PhaseConfig, mesh: Mesh) -> tuple[Any, Any]:
+    """Returns the objective, and an abstract batch of a shape."""
+    objective = OBJECTIVES[config.objective]
+    return objective, device_feed.abstract_batch(shape, fields=objective.fields, mesh=mesh)
+
+
 def _compiled(
     lower: Callable[[], Any], *, sizes: dict, mesh: Mesh, topology: Topology, title: str
 ) -> Compiled:
-    began = time.monotonic()
+    began, chip = time.monotonic(), topology.chip
     with ticking(f"compiling for {topology.name}: {title}"):
         lowered = lower()
         options = compiler_options.for_platform("tpu")
@@ -143,9 +146,7 @@ def _compiled(
         try:
             program, text = _compile(lowered, options)
         except Exception as error:  # its type depends on the version of jax
-            what = f"{topology.name}: {title}"
-            raise _refusal(error, topology.chip) or _not_compiled(error, what) from None
-        chip = topology.chip
+            raise error_of(error, chip, f"{topology.name}: {title}") from None
         rate = functools.partial(collectives.seconds, mesh=mesh, chip=chip)
         cost = schedule.cost(text, chip, rate)
         schedule_files.forget()
@@ -157,8 +158,8 @@ def _compiled(
         temporaries=temporary_bytes(sizes_seen),
         program=sizes_seen.generated_code_size_in_bytes,
     )
-    if memory.total > topology.chip.compiler_bytes:
-        raise DoesNotFit(memory.total, topology.chip.compiler_bytes)
+    if memory.total > chip.compiler_bytes:
+        raise DoesNotFit(memory.total, chip.compiler_bytes)
     _KNOWN[key] = Compiled(
         memory=memory,
         cycles=round(cost.cycles),
@@ -201,27 +202,21 @@ def _uncached() -> Iterator[None]:
         reset_cache()
 
 
-def _refusal(error: Exception, chip: Chip) -> DoesNotFit | None:
+def error_of(error: Exception, chip: Chip, title: str) -> Exception:
+    """Returns the error to raise for an error of a compilation: `DoesNotFit` for the memory of the
+    device, `NotCompiled` for another status of the compiler, or the error itself.
+    """
     text = str(error)
+    # The memory of the core, "vmem", is for one fusion, whatever the batch.
     if "RESOURCE_EXHAUSTED" not in text or "memory space vmem" in text:
-        return None  # the memory of the core is for one fusion, whatever the batch
+        reason = text.partition("\n")[0]
+        if not re.match(r"[A-Z]+(_[A-Z]+)*: ", reason):
+            return error
+        return NotCompiled(f"{title}: the compiler rejects it: {reason[:300]}")
     match = re.search(r"([\d.]+)([KMGT]?)\)? exceeds available HBM \(([\d.]+)([KMGT]?)\)", text)
-    if match is None:
-        match = re.search(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", text)
+    match = match or re.search(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", text)
     if match is None:
         return DoesNotFit(chip.compiler_bytes + 1, chip.compiler_bytes)
-    needed, available = (
-        int(float(match[i]) * _UNITS[match[i + 1]]) for i in (1, 3)
-    )  # fmt: skip
+    needed, available = (int(float(match[i]) * _UNITS[match[i + 1]]) for i in (1, 3))
     # Both are rounded to a hundredth of their unit, and may be equal.
     return DoesNotFit(max(needed, available + _UNITS[match[4]] // 100), available)
-
-
-def _not_compiled(error: Exception, what: str) -> Exception:
-    """Returns the error to raise for another reason of the compiler; the error itself if it does
-    not begin with the name of a status, as the compiler's do.
-    """
-    said = str(error).partition("\n")[0]
-    if not re.match(r"[A-Z]+(_[A-Z]+)*: ", said):
-        return error
-    return NotCompiled(f"{what}: the compiler rejects it: {said[:300]}")

@@ -8,9 +8,9 @@ waiting for data.
 """
 
 import collections
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,7 +140,7 @@ def plan(config: TrainConfig, topology: Topology) -> Plan:
         chip_hours=None if hours is None else hours * topology.chips,
         dollars=None if hours is None or price is None else hours * topology.chips * price,
         prices_date=topologies.PRICES_DATE,
-        warnings=tuple(warnings.warnings(config, phases, topology=topology, mesh=mesh)),
+        warnings=tuple(warnings.warnings(config, phases, topology=topology)),
         versions=installed("bert-jax", "jax", "jaxlib", "libtpu"),
     )
 
@@ -171,7 +171,7 @@ def phase_plan(config: TrainConfig, number: int, *, mesh: Any, topology: Topolog
         trained = compile.train_step(config, phase, mesh=mesh, topology=topology)
     except (DoesNotFit, NotCompiled) as refusal:
         advice = (
-            evaluation_remedy(config, shape, refusal, mesh=mesh, topology=topology)
+            f"the evaluation step: {refusal}; set another evaluation.batch_size"
             if evaluated is None
             else remedy(config, phase, refusal, mesh=mesh, topology=topology)
         )
@@ -219,55 +219,19 @@ def remedy(
             "optimizer.gradient_accumulation_steps makes another program"
         )
     rows = phase.global_batch_size // sharding.row_shards(mesh)
-    first = config.optimizer.gradient_accumulation_steps
-    doubled = [first * 2**power for power in range(1, rows.bit_length())]
-    counts = [count for count in doubled if rows % count == 0]
-
-    def compiled(count: int) -> Compiled:
+    count = 2 * config.optimizer.gradient_accumulation_steps
+    while count <= rows:
         optimizer = dataclasses.replace(config.optimizer, gradient_accumulation_steps=count)
         changed = dataclasses.replace(config, optimizer=optimizer)
-        return compile.train_step(changed, phase, mesh=mesh, topology=topology)
-
-    for count, needed in _fitting(compiled, counts):
-        return (
-            f"it fits with set optimizer.gradient_accumulation_steps={count} "
-            f"({needed / 2**30:.2f} GiB per device)"
-        )
+        with contextlib.suppress(DoesNotFit, NotCompiled):
+            if rows % count == 0:
+                found = compile.train_step(changed, phase, mesh=mesh, topology=topology)
+                return (
+                    f"it fits with set optimizer.gradient_accumulation_steps={count} "
+                    f"({found.memory.total / 2**30:.2f} GiB per device)"
+                )
+        count *= 2
     return "it does not fit with any number of microbatches: it needs more chips"
-
-
-def evaluation_remedy(
-    config: TrainConfig, shape: PhaseConfig, refusal: DoesNotFit | NotCompiled, *, mesh: Any,
-    topology: Topology,
-) -> str:  # fmt: skip
-    """Returns the largest number of rows, below that of `shape`, with which a rejected evaluation
-    step fits; each number is tried by compiling the step.
-    """
-    why = f"{refusal}; " if isinstance(refusal, NotCompiled) else ""
-
-    def compiled(rows: int) -> Compiled:
-        smaller = dataclasses.replace(shape, global_batch_size=rows)
-        return compile.evaluation_step(config, smaller, mesh=mesh, topology=topology)
-
-    halves = range(1, shape.global_batch_size.bit_length())
-    fewer = [shape.global_batch_size // mesh.size // 2**half * mesh.size for half in halves]
-    for rows, needed in _fitting(compiled, [rows for rows in dict.fromkeys(fewer) if rows]):
-        return (
-            f"{why}the evaluation step fits with set evaluation.batch_size={rows} "
-            f"({needed / 2**30:.2f} GiB per device)"
-        )
-    return f"{why}the evaluation step does not fit with any batch: it needs more chips"
-
-
-def _fitting(
-    compiled: Callable[[int], Compiled], candidates: list[int]
-) -> Iterator[tuple[int, int]]:
-    """Yields the candidates with which a step fits, and the bytes that it needs."""
-    for candidate in candidates:
-        try:
-            yield candidate, compiled(candidate).memory.total
-        except (DoesNotFit, NotCompiled):
-            continue
 
 
 def host_rows(mesh: Any, rows: int) -> float:

@@ -50,10 +50,6 @@ class Chip:
         """Returns the clock that turns cycles into seconds: the clock at the peak rate."""
         return self.peak_flops / self.flops_per_cycle
 
-    @property
-    def is_three_dimensional(self) -> bool:
-        return self.dimensions == 3
-
 
 # Sources, read 2026-10.
 # - HBM size and bandwidth: docs.cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x};

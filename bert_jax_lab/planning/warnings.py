@@ -1,25 +1,21 @@
-"""Warnings of a plan: too little work, padding, copies, traffic, frequent saves."""
+"""Warnings of a plan: little work per device, padding, traffic, frequent saves."""
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-
 from bert_jax.config import TrainConfig
 from bert_jax.config_checks import mask_warnings
 from bert_jax.model import sharding
-from bert_jax.update.state import TrainState
 from bert_jax.versions import LAUNCHED_LIBTPU, installed
 from bert_jax_lab.planning.topologies import Topology
 
 _TILE = 128  # matrix units and memory pad a width to a multiple
-_HOP_SECONDS = 1e-6  # from chip to chip, an order of magnitude
 _MUCH_SAVING = 0.05  # of the time
 
 
-def warnings(config: TrainConfig, phases: Any, *, topology: Topology, mesh: Any) -> Iterator[str]:
-    """Returns the warnings, one line each; `phases` are `PhasePlan`s."""
+def warnings(config: TrainConfig, phases: Any, *, topology: Topology) -> Iterator[str]:
+    """Yields the warnings, one line each; `phases` are `PhasePlan`s."""
     for phase in phases:
         name = f"length {phase.sequence_length}"
         tokens = phase.global_batch_size * phase.sequence_length / topology.devices
@@ -36,11 +32,10 @@ def warnings(config: TrainConfig, phases: Any, *, topology: Topology, mesh: Any)
         if phase.memory_bytes > 0.9 * phase.available_bytes:
             share = 100 * phase.memory_bytes / phase.available_bytes
             yield f"{name}: {share:.0f} % of the memory is used; another compiler may reject it"
-        yield from _collectives(config, phase, name=name)
+        yield from _all_reduced(config, phase, name=name)
         yield from _saves(phase, name=name)
     yield from (line.removeprefix("warning: ") for line in mask_warnings(config))
     yield from _padding(config)
-    yield from _copies(config, mesh)
     yield from _compiler()
 
 
@@ -65,15 +60,9 @@ def _saves(phase: Any, *, name: str) -> Iterator[str]:
         )
 
 
-def _collectives(config: TrainConfig, phase: Any, *, name: str) -> Iterator[str]:
+def _all_reduced(config: TrainConfig, phase: Any, *, name: str) -> Iterator[str]:
+    """Yields a warning of gradients that are all-reduced although the weights are sharded."""
     within = [c for c in phase.collectives if c.axes != ("slice",)]
-    count = sum(c.count for c in within)
-    latency = sum(c.count * _HOP_SECONDS * (c.group_size // 2) for c in within)
-    if latency > 0.05 * phase.step_seconds:
-        yield (
-            f"{name}: {count} collectives per step; at a microsecond per hop they would take "
-            f"{1e3 * latency:.1f} ms longer to start than predicted, if nothing hid the latency"
-        )
     reduced = sum(
         c.bytes for c in within if c.kind == "all-reduce" and {*c.axes} & {*sharding.FSDP}
     )
@@ -96,20 +85,3 @@ def _padding(config: TrainConfig) -> Iterator[str]:
     head = config.model.hidden_size // config.model.num_attention_heads
     if head % _TILE:
         yield f"heads of {head} fill {100 * head / _TILE:.0f} % of a matrix unit's {_TILE} columns"
-
-
-def _copies(config: TrainConfig, mesh: Any) -> Iterator[str]:
-    """Yields a warning of weights that every device keeps although weights are sharded."""
-    devices = sharding.fsdp_size(mesh)
-    if not config.mesh.shard_weights or devices == 1:
-        return
-    whole = 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(TrainState.abstract(config, mesh).params):
-        spec = sharding.param_spec(path, leaf.shape, mesh=mesh, shard_weights=True)
-        if sharding.FSDP not in spec and math.prod(leaf.shape) >= 2**16:
-            whole += math.prod(leaf.shape) * leaf.dtype.itemsize
-    if whole:
-        yield (
-            f"{whole / 2**20:,.1f} MiB of weights have no dim that {devices} devices divide: every "
-            "device keeps a copy"
-        )

@@ -32,13 +32,6 @@ def counted(tmp_path, monkeypatch):
     return count
 
 
-def test_memory_near_the_core_is_not_traffic():
-    near, far = "bf16[8,128]{1,0:T(8,128)(2,1)S(1)}", "bf16[2,128]{1,0:T(8,128)(2,1)}"
-    shape = f"({near}, /*index=1*/{far}, u32[]{{:S(2)}})"
-    assert hlo.array_bytes(shape) == 2 * 1024 + 2 * 256 + 4
-    assert hlo.array_bytes(shape, large_memory_only=True) == 2 * 256
-
-
 @pytest.mark.parametrize(
     ("notation", "group"),
     [
@@ -180,31 +173,6 @@ def test_a_sliced_all_reduce_is_a_reduce_scatter(counted):
 """,
     )
     assert found == {Collective("reduce-scatter", 512 * 1024 * 2, (0, 1)): 1}
-
-
-def test_a_sliced_all_reduce_of_several_arrays(counted):
-    """As the compiler of v6e writes it; the gather has the same channel by chance."""
-    found = counted(
-        "  %p = f32[8,128]{1,0:T(8,128)} parameter(0)\n"
-        "  %all-gather.1 = f32[32,128]{1,0:T(8,128)} all-gather(%p), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}\n"
-        "  %fusion.1 = (f32[8,128]{1,0}, f32[2,128]{1,0}) fusion(%all-gather.1, %x), kind=kCustom, calls=%all-reduce-scatter.3\n",
-        """\
-%all-reduce-scatter.3 (a: f32[32,128], b: f32[8,128]) -> (f32[8,128], f32[2,128]) {
-  %a = f32[32,128]{1,0:T(8,128)} parameter(0)
-  %b = f32[8,128]{1,0:T(8,128)} parameter(1)
-  %all-reduce.45 = (f32[32,128]{1,0:T(8,128)}, f32[8,128]{1,0:T(8,128)}) all-reduce(%a, %b), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
-  %g.0 = f32[32,128]{1,0:T(8,128)} get-tuple-element(%all-reduce.45), index=0
-  %g.1 = f32[8,128]{1,0:T(8,128)} get-tuple-element(%all-reduce.45), index=1
-  %d.0 = f32[8,128]{1,0:T(8,128)} dynamic-slice(%g.0, %i, %z), dynamic_slice_sizes={8,128}
-  %d.1 = f32[2,128]{1,0:T(2,128)} dynamic-slice(%g.1, %i, %z), dynamic_slice_sizes={2,128}
-  ROOT %tuple.1 = (f32[8,128]{1,0:T(8,128)}, f32[2,128]{1,0:T(2,128)}) tuple(%d.0, %d.1)
-}
-""",
-    )
-    assert found == {
-        Collective("all-gather", 32 * 128 * 4, (0, 1, 2, 3)): 1,
-        Collective("reduce-scatter", 40 * 128 * 4, (0, 1, 2, 3)): 1,
-    }
 
 
 def test_collectives_with_one_channel_are_counted_separately(counted):

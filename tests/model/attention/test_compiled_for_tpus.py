@@ -27,7 +27,7 @@ _ROWS, _HEADS, _SIZE, _LENGTH = 4, 2, 64, 8192
 @pytest.mark.parametrize("generation", CHIPS)
 def test_what_serves_long_rows_compiles_without_their_square(generation):
     topologies.prepare_environment()
-    shape = "2x2x1" if CHIPS[generation].is_three_dimensional else "2x2"
+    shape = "2x2x1" if CHIPS[generation].dimensions == 3 else "2x2"
     topology = topologies.parse(f"{generation}:{shape}")
     devices = topologies.devices(topology)
     mesh = sharding.make_mesh(fsdp=len(devices) // 2, tensor=2, devices=devices)
