@@ -39,7 +39,7 @@ def charts(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     speeds = [name for name in _SPEEDS if name in columns]
     drawn = {*losses, *speeds, _LEARNING_RATE, _NORM, "mfu", "perplexity"}
     found = [
-        _main_losses(runs),
+        main_losses(runs),
         *(_chart(runs, f"Loss: {name}", [name], unit="nats", without_main=True) for name in others),
         *(_chart(runs, name, [name]) for name in columns if name not in drawn),
         _chart(runs, "Perplexity, held out", ["perplexity"], log=True),
@@ -51,7 +51,7 @@ def charts(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     shown_charts = [chart for chart in found if chart["series"]]
     for number, chart in enumerate(shown_charts):
         chart["id"] = f"chart-{number}"
-        chart["label"] = _in_words(chart, runs)
+        chart["label"] = in_words(chart, runs)
     return shown_charts
 
 
@@ -62,7 +62,7 @@ def repeated(runs: Sequence[Mapping[str, Any]]) -> set[str]:
     return {"loss"} if is_same and any(main != "loss" for main, _ in tables) else set()
 
 
-def _main_losses(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def main_losses(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the chart of the main loss of each run, with entropies and expected losses."""
     chart = _chart(runs, "Loss", [*dict.fromkeys(run["loss"] for run in runs)], unit="nats")
     chart["series"] = [s for s in chart["series"] if s["column"] == runs[s["run"]]["loss"]]
@@ -114,7 +114,7 @@ def as_table(chart: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str
     tables = []
     for name in dict.fromkeys(series["table"] for series in chart["series"]):
         members = [series for series in chart["series"] if series["table"] == name]
-        values = [_points(runs[series["run"]], series) for series in members]
+        values = [points_of(runs[series["run"]], series) for series in members]
         steps = sorted({step for found in values for step in found})
         if len(steps) > _LINES:
             steps = [steps[round(i * (len(steps) - 1) / (_LINES - 1))] for i in range(_LINES)]
@@ -124,7 +124,7 @@ def as_table(chart: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str
     return "\n".join(tables)
 
 
-def _points(run: Mapping[str, Any], series: Mapping[str, Any]) -> dict[int, float]:
+def points_of(run: Mapping[str, Any], series: Mapping[str, Any]) -> dict[int, float]:
     """Returns the values of a series by their steps."""
     is_training = series["table"] == _TRAINING
     columns = run[_TRAINING] if is_training else run["held_out"][series["table"]]
@@ -143,11 +143,11 @@ def shown(value: Any) -> str:
     return f"{value:z,.5g}"
 
 
-def _in_words(chart: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
+def in_words(chart: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
     """Returns the text alternative of a chart: the first and the last value of each curve."""
     parts = []
     for series in chart["series"]:
-        points = _points(runs[series["run"]], series)
+        points = points_of(runs[series["run"]], series)
         ends = dict.fromkeys((min(points), max(points)))
         values = (f"{shown(points[step])} at step {step:,}" for step in ends)
         parts.append(f"{series['label']}: {', '.join(values)}")

@@ -142,6 +142,7 @@ def test_some_layers_as_a_table(directories, capsys):
         ([""], "text 1 has no words; write some"),
         (["w1"] * 3, "3 texts: give one, or two for a pair, or pack them with --packed"),
         (["w1 " * 15], "the text has 17 tokens, the model 16 positions; shorten it"),
+        (["w1 " * 7] * 2 + ["--packed"], "the text has 18 tokens, the model 16 positions"),
         (["w1", "--layers", "3"], "--layers 3: the model has layers 1 to 2"),
         (["w1", "--layers", "one"], "--layers one: write numbers, as --layers=1,2"),
         (["w1", "--html", "."], "--html . is a directory; name a file in it"),
@@ -153,22 +154,6 @@ def test_what_is_refused_in_one_line(arguments, message, directories, capsys):
     assert main(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("bert-jax attention: error: ") and message in line
-
-
-def test_a_checkpoint_without_an_encoder_is_refused(directories, tmp_path, capsys):
-    import safetensors.numpy
-
-    source = directories["learned"]
-    for file in source.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    path = tmp_path / "model.safetensors"
-    tensors = safetensors.numpy.load_file(path)
-    heads = {name: tensor for name, tensor in tensors.items() if "pooler" in name}
-    assert heads and len(heads) < len(tensors)
-    safetensors.numpy.save_file(heads, path, {"format": "pt"})
-    assert main(["attention", "--checkpoint", str(tmp_path), "w1"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("bert-jax attention: error: ") and str(path.parent) in line
 
 
 # --- in a browser ---------------------------------------------------------------------------------
