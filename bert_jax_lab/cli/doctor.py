@@ -1,9 +1,9 @@
-"""Find out in a minute what would go wrong with a run.
+"""Check in a minute what would go wrong with a run.
 
 Takes the options of pretrain, all of them optional, and checks versions, devices, memory, config,
 corpus, workdir, bucket, hosts, compilation and predicted hours; each failure has a remedy. Nothing
-is changed. Without CONFIG it checks the machine. The exit code is 0 if nothing failed, else that of
-the first failure; a failing network (75) and an unknown error (1) count last.
+is changed. Without CONFIG it checks the machine. The exit code is 0 if nothing failed, else the
+code of the first failure; a failing network (75) and an unknown error (1) count last.
 
 example:
   bert-jax doctor bert_base --corpus runs/corpus --workdir runs/base
@@ -72,7 +72,10 @@ def run(options: DoctorOptions) -> int:
         )
     )
     if report.is_main:
-        shown = _in_options(report.to_json(), usage.options_by_name(usage.command_parser()))
+        names = usage.options_by_name(usage.command_parser())
+        shown = report.to_json()
+        for check in shown["checks"]:
+            check |= {part: in_options(check[part], names) for part in ("found", "remedy")}
         if options.json:
             print(json.dumps(shown, indent=2))
         else:
@@ -80,21 +83,11 @@ def run(options: DoctorOptions) -> int:
     return report.exit_code
 
 
-def _in_options(shown: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    checks = [
-        check | {part: in_options(check[part], names) for part in ("found", "remedy")}
-        for check in shown["checks"]
-    ]
-    return shown | {"checks": checks}
-
-
 def _print(shown: dict[str, Any], seconds: float) -> None:
     rows = []
     for check in shown["checks"]:
-        lines = [
-            line for line in (check["found"], check["remedy"] and f"-> {check['remedy']}") if line
-        ]
-        rows.append((check["check"], check["result"], "\n".join(lines)))
+        lines = [check["found"], check["remedy"] and f"-> {check['remedy']}"]
+        rows.append((check["check"], check["result"], "\n".join(filter(None, lines))))
     table("bert-jax doctor", ("check", "result", "found -> remedy"), rows)
     skipped = f", {shown['skipped']} skipped" if shown["skipped"] else ""
     print(

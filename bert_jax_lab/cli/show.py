@@ -1,12 +1,12 @@
 """Print a config as it would run, as JSON.
 
-'show configs' lists the shipped ones, with a line each.
-'show fields CONFIG' says what each field means, which values it may have, and whether another one
-is accepted by a run that is resumed.
-'show rows CONFIG --corpus DIR' says how many rows each phase makes of a corpus, and how much of
-them is padding, packed and not; of several, the rows and epochs of each. 'show corpus DIR' prints
-the table of 'prepare' again. 'show sharding CONFIG --topology NAME' lists how each parameter lies
-on its devices.
+'show configs' lists the shipped configs, with a line each.
+'show fields CONFIG' prints the meaning of each field, its allowed values, and whether a resumed run
+accepts another value.
+'show rows CONFIG --corpus DIR' prints how many rows each phase makes of a corpus, and the share of
+padding, packed and not; of several corpora, the rows and epochs of each. 'show corpus DIR' prints
+the table of 'prepare' again. 'show sharding CONFIG --topology NAME' lists how each parameter is
+partitioned over the devices.
 """
 
 import ast
@@ -78,7 +78,7 @@ def _show_configs(options: ShowOptions) -> None:
 
 
 def _show_corpus(options: ShowOptions) -> None:
-    """Prints what a corpus has, which stands in the place of the config."""
+    """Prints the table of a corpus, whose directory is in the place of the config."""
     from bert_jax.cli.training.prepare import print_corpus
     from bert_jax.data.corpus.store import open_corpus
 
@@ -91,7 +91,7 @@ def _show_corpus(options: ShowOptions) -> None:
 
 
 def _show_config(options: ShowOptions, resolved: TrainConfig) -> None:
-    """Prints all of it, and a note where no other system will read the model."""
+    """Prints all fields, and a note on a model that no other library reads."""
     print(json.dumps(to_dict(resolved), indent=2))
     from bert_jax.pretrained.export import export_warning
 
@@ -100,30 +100,26 @@ def _show_config(options: ShowOptions, resolved: TrainConfig) -> None:
 
 
 def _show_fields(options: ShowOptions, resolved: TrainConfig) -> None:
-    """Prints what each field, and each option of the entries that are chosen, says of itself."""
+    """Prints value, default, allowed values and meaning of each field."""
     for path, value in flatten(resolved).items():
         found = field_at(resolved, path)
         if found is None or found.setting is None:
             continue
-        facts = {"field": path, "value": value, "default": to_dict(found.default),
-                 "allowed": found.allowed(), "on_resume": _on_resume(path, found.setting.free),
-                 "meaning": re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found.setting.doc)}  # fmt: skip
+        free = found.setting.free
+        resuming = "free" if free else "fixed" if is_saved(path) else "--allow-change"
+        allowed, doc = found.allowed(), re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found.setting.doc)
         if options.json:
-            print(json.dumps(facts))
+            facts = {"field": path, "value": value, "default": to_dict(found.default)}
+            print(json.dumps(facts | {"allowed": allowed, "on_resume": resuming, "meaning": doc}))
             continue
-        resuming = facts["on_resume"]
-        allowed = f"; {facts['allowed']}" if facts["allowed"] else ""
-        print(f"{path} = {json.dumps(value)}  (on resume: {resuming}{allowed})")
-        print(textwrap.fill(facts["meaning"], 96, initial_indent="    ", subsequent_indent="    "))
-
-
-def _on_resume(path: str, free: bool) -> str:
-    return "free" if free else "fixed" if is_saved(path) else "--allow-change"
+        print(
+            f"{path} = {json.dumps(value)}  (on resume: {resuming}{'; ' * bool(allowed)}{allowed})"
+        )
+        print(textwrap.fill(doc, 96, initial_indent="    ", subsequent_indent="    "))
 
 
 def _show_rows(options: ShowOptions, config: TrainConfig) -> None:
-    """Prints what the phases' rows of a corpus hold, over an epoch."""
-    from bert_jax.config.source_shares import shares
+    """Prints how many rows each phase makes of a corpus per epoch, and their padding."""
     from bert_jax.data.corpus.several import open_corpora
     from bert_jax.data.pretraining.padding import padding
 
@@ -135,11 +131,11 @@ def _show_rows(options: ShowOptions, config: TrainConfig) -> None:
 
         print_sources(config, sources_of(config, corpus), as_json=options.json)
         return
-    for number in range(len(config.phases)):
-        shares(config.in_phase(number).data, {})
-    split = corpus.train
     found = [
-        (phase, padding(split, options=config.in_phase(i).data, phase=phase, seed=config.seed))
+        (
+            phase,
+            padding(corpus.train, options=config.in_phase(i).data, phase=phase, seed=config.seed),
+        )
         for i, phase in enumerate(config.phases)
     ]
     if options.json:
@@ -147,7 +143,7 @@ def _show_rows(options: ShowOptions, config: TrainConfig) -> None:
             print(json.dumps({"sequence_length": phase.sequence_length, **rows._asdict()}))
         return
     table(
-        f"{config.name}: {config.data.rows} of {place}, an epoch",
+        f"{config.name}: {config.data.rows} of {place}, per epoch",
         ("length", "rows", "padding", "packed rows", "padding"),
         [
             (
@@ -160,15 +156,12 @@ def _show_rows(options: ShowOptions, config: TrainConfig) -> None:
             for phase, rows in found
         ],
     )
-    packings = [config.in_phase(i).data.packing for i in range(len(config.phases))]
-    if {*packings} == {"none"}:
-        print("each sequence has a row of its own; --set data.packing=best_fit packs them")
-    else:
-        print(f"rows are packed: data.packing is {', then '.join(dict.fromkeys(packings))}")
+    packings = dict.fromkeys(config.in_phase(i).data.packing for i in range(len(config.phases)))
+    print(f"data.packing is {', then '.join(packings)}; --set data.packing=best_fit packs rows")
 
 
 def _show_sharding(options: ShowOptions, config: TrainConfig) -> None:
-    """Prints every parameter's name, shape, stored partition and MiB a device. Compiles nothing."""
+    """Prints every parameter's name, shape, partition and MiB per device. Compiles nothing."""
     from bert_jax_lab.planning import topologies
 
     if options.topology is None:
@@ -184,7 +177,7 @@ def _show_sharding(options: ShowOptions, config: TrainConfig) -> None:
         return
     table(
         f"{config.name} on {topology.name}: {topology.devices} devices",
-        ("parameter", "shape", "stored over", "MiB a device"),
+        ("parameter", "shape", "partitioned over", "MiB per device"),
         [
             (
                 row.name,
@@ -196,4 +189,4 @@ def _show_sharding(options: ShowOptions, config: TrainConfig) -> None:
         ],
     )
     whole = sum(row.bytes for row in rows)
-    print(f"weights {whole / 2**20:,.1f} MiB a device; Adam's two moments twice that")
+    print(f"weights {whole / 2**20:,.1f} MiB per device; Adam's two moments twice as much")

@@ -83,8 +83,8 @@ def run(options: StudyOptions) -> None:
     # This process computes shapes only; the devices are for the runs.
     jax.config.update("jax_platforms", "cpu")
     from bert_jax_lab.studies import result
-    from bert_jax_lab.studies.plan import FinetuneRun, StudyRun, plan_study
-    from bert_jax_lab.studies.run import Children, Outcome, make_missing
+    from bert_jax_lab.studies.plan import FinetuneRun, RowsRun, StudyRun, plan_study
+    from bert_jax_lab.studies.run import Children, Outcome, is_done, make_missing
 
     plan = plan_study(
         study,
@@ -97,7 +97,17 @@ def run(options: StudyOptions) -> None:
         command=_typed(options),
     )
     if options.dry_run:
-        _print_plan(plan, options)
+        runs = [each for each in plan.runs if not isinstance(each, RowsRun)]
+        commands = [shlex.join(["bert-jax", *each.command]) for each in runs]
+        if options.json:
+            listed = [
+                {"run": each.name, "status": "done" if is_done(each) else "missing"}
+                | {"command": command}
+                for each, command in zip(runs, commands, strict=True)
+            ]
+            print(json.dumps(listed, indent=2))
+        else:
+            print("\n".join(commands))
         return
     # Find an invalid option of a task before the models are trained.
     parser = usage.command_parser()
@@ -134,25 +144,6 @@ def _typed(options: StudyOptions) -> str:
     words += [word for change in options.overrides for word in ("--set", change)]
     words += [word for file in options.extend for word in ("--extend", str(file))]
     return shlex.join(words)
-
-
-def _print_plan(plan: Any, options: StudyOptions) -> None:
-    from bert_jax_lab.studies.plan import RowsRun
-    from bert_jax_lab.studies.run import is_done
-
-    listed = [
-        {
-            "run": run.name,
-            "status": "done" if is_done(run) else "missing",
-            "command": shlex.join(["bert-jax", *run.command]),
-        }
-        for run in plan.runs
-        if not isinstance(run, RowsRun)  # made by the study itself
-    ]
-    if options.json:
-        print(json.dumps(listed, indent=2))
-    else:
-        print("\n".join(entry["command"] for entry in listed))
 
 
 def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: StudyOptions) -> None:
