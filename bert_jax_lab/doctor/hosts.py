@@ -1,7 +1,7 @@
 """Checks of several processes: all are started, their clocks agree, and their versions are equal.
 
-The processes meet over a plain socket before jax connects them, because jax aborts a process that
-waits in vain, without the number of the missing process.
+The processes meet over a plain socket before jax connects them, because jax aborts a process after
+its timeout, without the number of the missing process.
 """
 
 import contextlib
@@ -50,14 +50,14 @@ def judge(answers: Sequence[dict[str, Any]], where: str) -> Finding:
     skews = [abs(answer["time"] - answers[0]["time"]) for answer in answers]
     worst = max(skews)
     if worst > _SKEW_WARNED:
-        off = f"the clock of process {skews.index(worst)} is {worst:.0f} s off that of process 0"
+        off = f"process {skews.index(worst)} is {worst:.0f} s off the clock of process 0"
         remedy = "set the system time from the network (timedatectl set-ntp true)"
         return (failed if worst > _SKEW_FAILED else warned)(off, remedy)
     return passed(f"{len(answers)} processes met at {where}; clocks agree, versions are equal")
 
 
 def roll_call(connection: distributed.Connection, *, seconds: float) -> None:
-    """Returns when all processes are there.
+    """Returns when all processes have met at the port of process 0.
 
     Raises Unreachable, with the missing processes, if they do not come in time, and UsageError if
     the port cannot be opened.
@@ -66,8 +66,22 @@ def roll_call(connection: distributed.Connection, *, seconds: float) -> None:
     ends_at = time.monotonic() + seconds
     if connection.process_id == 0:
         _wait_for_all(int(port), connection.num_processes or 1, ends_at)
-    else:
-        _report_to(host, int(port), connection.process_id or 0, ends_at)
+        return
+    while time.monotonic() < ends_at:
+        left = max(ends_at - time.monotonic(), 0.01)
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host, int(port)), timeout=left) as peer,
+        ):
+            peer.sendall(f"{connection.process_id}\n".encode())
+            if peer.recv(len(_PRESENT)) == _PRESENT:
+                return
+        time.sleep(0.2)
+    raise Unreachable(
+        f"process 0 does not answer at {host}:{port}: start the same command on every host; a "
+        f"firewall between them must let port {port} through, and `coordinator` must name the host "
+        "of process 0"
+    )
 
 
 def _wait_for_all(port: int, number: int, ends_at: float) -> None:
@@ -81,37 +95,19 @@ def _wait_for_all(port: int, number: int, ends_at: float) -> None:
                 "`coordinator`, or in JAX_COORDINATOR_PORT"
             ) from error
         present: dict[int, socket.socket] = {}
-        while len(present) < number - 1:
-            server.settimeout(max(ends_at - time.monotonic(), 0.01))
-            try:
+        while len(present) < number - 1 and time.monotonic() < ends_at:
+            left = max(ends_at - time.monotonic(), 0.01)
+            server.settimeout(left)
+            # A port scanner may connect and send nothing.
+            with contextlib.suppress(ValueError, OSError):
                 peer = closing.enter_context(server.accept()[0])
-                # A port scanner may connect and send nothing.
-                peer.settimeout(min(max(ends_at - time.monotonic(), 0.01), _ANSWER_SECONDS))
+                peer.settimeout(min(left, _ANSWER_SECONDS))
                 present[int(peer.recv(16).decode())] = peer
-            except (ValueError, OSError):
-                if time.monotonic() < ends_at:
-                    continue
-                missing = [str(rank) for rank in range(1, number) if rank not in present]
-                raise Unreachable(
-                    f"process {', '.join(missing)} did not come to port {port} of process 0 in "
-                    "time: start the same command on every host; a firewall between them must let "
-                    f"port {port} through"
-                ) from None
+        if missing := [str(rank) for rank in range(1, number) if rank not in present]:
+            raise Unreachable(
+                f"process {', '.join(missing)} did not come to port {port} of process 0 in time: "
+                "start the same command on every host; a firewall between them must let port "
+                f"{port} through"
+            )
         for peer in present.values():
             peer.sendall(_PRESENT)
-
-
-def _report_to(host: str, port: int, rank: int, ends_at: float) -> None:
-    while time.monotonic() < ends_at:
-        with contextlib.suppress(OSError):
-            left = max(ends_at - time.monotonic(), 0.01)
-            with socket.create_connection((host, port), timeout=left) as peer:
-                peer.sendall(f"{rank}\n".encode())
-                if peer.recv(len(_PRESENT)) == _PRESENT:
-                    return
-        time.sleep(0.2)
-    raise Unreachable(
-        f"process 0 does not answer at {host}:{port}: start the same command on every host; a "
-        f"firewall between them must let port {port} through, and `coordinator` must name the host "
-        "of process 0"
-    )

@@ -100,10 +100,7 @@ def saves(workdir: Path | str) -> tuple[Finding, SaveTime]:
 
     def read() -> None:
         if place.document(f"probe{rank}") != data.encode():
-            raise StorageFailed(
-                f"{place.name}: a file is not read as it was written; choose another `workdir`: "
-                "this storage alters files"
-            )
+            raise StorageFailed(f"{place.name} alters files; choose another `workdir`")
 
     try:
         fixed = _together("place", make) + _together("seen", look)

@@ -1,4 +1,4 @@
-"""Held-out sentences that one can read: always the same ones of a corpus."""
+"""Held-out sentences of readable length: a fixed choice for a corpus."""
 
 from collections.abc import Iterator
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from bert_jax.data.corpus.store import Corpus
 
-# Sub-words of a sentence: enough to guess from, few enough to read.
+# Sub-words per sentence: enough context to guess a word, few enough to read.
 _SHORTEST, _LONGEST = 8, 28
 
 
 def readable_sentences(corpus: Corpus, documents: int) -> Iterator[list[list[int]]]:
-    """Yields the ids of the sentences of readable length, document by document: so many documents,
-    at equal distances over the held-out split, or all that it has.
+    """Yields the ids of the sentences of readable length per document, for a number of documents at
+    equal distances over the validation split, or for all documents if there are fewer.
     """
     split = corpus.validation
     last = len(split.document_starts) - 2

@@ -1,4 +1,4 @@
-"""Held-out sentences with a hidden word, and what a model takes the word for."""
+"""Held-out sentences with a hidden word, and the guesses of a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from bert_jax.inference.fill_mask import forward_of, probabilities_of
 from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
 from bert_jax_lab.probes.held_out import readable_sentences
 
-# Its key: other words than those of another draw.
+# The key of the random numbers.
 _DRAW = 0
 
 
 @dataclass(frozen=True)
 class HiddenWord:
-    """A sentence with a mask, the word that stands there, and candidates, the best first."""
+    """A sentence with a mask, the hidden word, and candidates, the best first."""
 
     text: str
     word: str
@@ -37,18 +37,17 @@ def hidden_words(
     number: int = 8,
     top: int = 3,
 ) -> list[HiddenWord]:
-    """Returns examples from documents at equal distances over the held-out split: always the same
-    ones of a corpus. One whole word of each is hidden, drawn among its words as tokens are drawn to
-    be masked: any is as likely as another, so that a model is right as often as it usually is.
+    """Returns examples from documents at equal distances over the validation split, a fixed choice
+    for a corpus. One whole word of each sentence is hidden, drawn with equal probability.
 
-    Fewer are returned where the split has fewer documents with a sentence of readable length.
-    Raises UsageError for a model without a masked-LM head.
+    Returns fewer than `number` if fewer documents have a sentence of readable length. Raises
+    UsageError for a model without a masked-LM head.
     """
     require_parts(source, "mlm")
     forward, mask = forward_of(source), tokenizer.special.mask
     found = []
     for ids, place in drawn_words(tokenizer, corpus, number):
-        # Of the ids themselves: their text would have other ones where a space is part of a token.
+        # The text may have other ids, where a space is part of a token.
         asked = [*ids[:place], mask, *ids[place + 1 :]]
         (shares,) = probabilities_of(source, tokenizer, asked, forward=forward)
         best = np.argsort(-shares, kind="stable")[:top].tolist()
@@ -62,12 +61,12 @@ def hidden_words(
 def drawn_words(
     tokenizer: Tokenizer, corpus: Corpus, number: int
 ) -> Sequence[tuple[list[int], int]]:
-    """Returns ids of sentences, and which of them is hidden: a word of one sub-word of letters."""
+    """Returns the ids of sentences, and the place of the hidden word: one sub-word of letters."""
     begins, words, found = begins_word(tokenizer), whole_words(tokenizer), []
     for sentences in readable_sentences(corpus, 3 * number):
         for ids in sentences:
             if tokenizer.special.mask in ids:
-                continue  # the text itself speaks of masks
+                continue  # the text itself has masks
             places = [i for i in range(len(ids) - 1) if words[ids[i]] and begins[ids[i + 1]]]
             if places:
                 drawn = counter_rng.bits(_DRAW, len(found))
@@ -79,7 +78,7 @@ def drawn_words(
 
 
 def _with_mask(tokenizer: Tokenizer, ids: list[int], place: int) -> str:
-    """Returns the text of ids with the mask in place of one, and spaces where the text has them."""
+    """Returns the text of ids with the mask in one place, and with the spaces of the text."""
     text = tokenizer.decode(ids[:place]).rstrip()
     (mask,) = tokenizer.tokens([tokenizer.special.mask])
     hidden, after = readable(tokenizer, ids[place : place + 2])

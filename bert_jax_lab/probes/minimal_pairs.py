@@ -1,8 +1,8 @@
-"""Pairs of sentences that differ in one thing, of which one is grammatical.
+"""Pairs of a grammatical and an ungrammatical sentence, with one difference.
 
-A model that knows the thing finds the grammatical one more likely (Marvin & Linzen 2018; Warstadt
-et al. 2020, BLiMP). The pairs are made by rule from a few words that ordinary prose and technical
-documentation share, so that small models know them: every run is asked the same questions.
+A model that has learned the difference finds the grammatical sentence more likely (Marvin & Linzen
+2018; Warstadt et al. 2020, BLiMP). The pairs are made by rule from a few words that ordinary prose
+and technical documentation share, so that small models know them; all runs get the same pairs.
 """
 
 import itertools
@@ -26,7 +26,7 @@ _NOUNS = (
     ("function", "functions"),
     ("value", "values"),
 )
-# What is true of all of them.
+# Verbs that suit all nouns, in the singular and in the plural.
 _VERBS = (("is", "are"), ("has", "have"), ("was", "were"), ("does", "do"))
 _AFTER = {
     "is": "in the list",
@@ -34,13 +34,13 @@ _AFTER = {
     "was": "in the list",
     "does": "the same thing",
 }
-# Nats. What two orders of the same words differ by in a model without positions is rounding.
+# In nats: rounding alone makes two orders of the same words differ in a model without positions.
 _ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
 class MinimalPair:
-    """Two sentences; `phenomenon` says in what they differ."""
+    """Two sentences; `phenomenon` is the name of their difference."""
 
     phenomenon: str
     grammatical: str
@@ -48,15 +48,15 @@ class MinimalPair:
 
 
 def minimal_pairs() -> list[MinimalPair]:
-    """Returns all pairs, always the same ones in the same order.
+    """Returns all pairs, in a fixed order.
 
     agreement
-        The verb has the number of its subject, or the other one.
+        The verb has the number of its subject, or the other number.
     agreement_attractor
-        The same with a noun of the other number between the two (Linzen et al. 2016).
+        The same, with a noun of the other number in between (Linzen et al. 2016).
     word_order
-        Two neighbours have changed places: the same words, so that a model that knows nothing of
-        order finds both alike.
+        Two neighboring words are swapped, so that a model without positions finds both sentences
+        equally likely.
     """
     pairs = []
     for number, ((one, many), verbs) in enumerate(itertools.product(_NOUNS, _VERBS)):
@@ -66,21 +66,12 @@ def minimal_pairs() -> list[MinimalPair]:
             (one, verbs[0], verbs[1], other[1]),
             (many, verbs[1], verbs[0], other[0]),
         ):
-            pairs.append(
-                MinimalPair(
-                    "agreement",
-                    f"The {subject} {right} {rest}.",
-                    f"The {subject} {wrong} {rest}.",
-                )
-            )
-            start = f"The {subject} of the {attractor}"
-            pairs.append(
-                MinimalPair(
-                    "agreement_attractor",
-                    f"{start} {right} {rest}.",
-                    f"{start} {wrong} {rest}.",
-                )
-            )
+            for phenomenon, start in (
+                ("agreement", f"The {subject}"),
+                ("agreement_attractor", f"The {subject} of the {attractor}"),
+            ):
+                both = f"{start} {right} {rest}.", f"{start} {wrong} {rest}."
+                pairs.append(MinimalPair(phenomenon, *both))
             words = f"the {subject} {right} {rest}".split()
             for place in range(len(words) - 1):
                 swapped = [*words]
@@ -92,16 +83,14 @@ def minimal_pairs() -> list[MinimalPair]:
 def score_pairs(
     perplexity: PseudoPerplexity, pairs: Sequence[MinimalPair] | None = None
 ) -> dict[str, float]:
-    """Returns for each phenomenon the share of pairs whose grammatical sentence is more likely.
+    """Returns for each phenomenon the share of pairs whose grammatical sentence is more likely, by
+    pseudo-log-likelihood; chance is 0.5. A pair of equally likely sentences counts half.
 
-    That is by pseudo-log-likelihood; chance is 0.5. A pair that a model finds alike counts half.
-    `pairs` are those of `minimal_pairs` by default.
+    The default for `pairs` is `minimal_pairs()`.
     """
     pairs = minimal_pairs() if pairs is None else list(pairs)
-    sentences = list(
-        dict.fromkeys(text for pair in pairs for text in (pair.grammatical, pair.ungrammatical))
-    )
-    scores = {score.text: score.log_likelihood for score in perplexity.score(sentences)}
+    sentences = dict.fromkeys(t for pair in pairs for t in (pair.grammatical, pair.ungrammatical))
+    scores = {score.text: score.log_likelihood for score in perplexity.score([*sentences])}
     shares: dict[str, list[float]] = {}
     for pair in pairs:
         apart = scores[pair.grammatical] - scores[pair.ungrammatical]
@@ -111,7 +100,7 @@ def score_pairs(
 
 
 def _sentence(words: Sequence[str]) -> str:
-    """Returns words as a sentence: a capital, a full stop."""
+    """Returns words as a sentence, with a capital letter and a full stop."""
     text = " ".join(words)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -119,13 +108,12 @@ def _sentence(words: Sequence[str]) -> str:
 def _measure(
     source: LoadedCheckpoint, tokenizer: Tokenizer, corpus: Corpus | None
 ) -> list[ProbeResult]:
-    # The questions are the same for all.
     sources = () if corpus is None else (*corpus.sources.values(),) or (corpus,)
     languages = {each.manifest["options"].get("language") or _LANGUAGE for each in sources}
     if others := sorted(languages - {_LANGUAGE}):
         note(
-            f"minimal_pairs asks about English, and the corpus is of {', '.join(others)}: its "
-            "figures say nothing of a model of that"
+            f"minimal_pairs has English sentences, and the language of the corpus is "
+            f"{', '.join(others)}: the shares mean nothing for such a model"
         )
     shares = score_pairs(PseudoPerplexity(source, tokenizer))
     return [ProbeResult(name, 100 * share, "%", 50.0) for name, share in shares.items()]

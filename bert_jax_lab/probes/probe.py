@@ -16,16 +16,16 @@ class ProbeResult:
     value: float
     # "%" for a share.
     unit: str = ""
-    # What a model has that has learned nothing.
+    # The value of a model that has learned nothing.
     guessing: float | None = None
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Findings of a checkpoint; `measure` gets None for a corpus that is not there."""
+    """A function that returns the findings of a checkpoint; the corpus is None if there is none."""
 
     measure: Callable[[LoadedCheckpoint, Tokenizer, Corpus | None], list[ProbeResult]]
-    # The parts that a model must have for it.
+    # The parts of the model that the probe needs.
     parts: tuple[str, ...] = ()
-    # Its questions are held-out text.
+    # Whether the questions are held-out text.
     needs_corpus: bool = False

@@ -1,12 +1,12 @@
-"""How well a masked language model expects a text: each token is masked in turn and guessed.
+"""Pseudo-perplexity: the probability of each token of a text if the token is masked.
 
 The pseudo-log-likelihood of a text is the sum of the log probabilities of its tokens, each guessed
 from all others (Salazar et al. 2020, "Masked Language Model Scoring"); the pseudo-perplexity is exp
-of minus its mean over all tokens of all texts. Masking the later sub-words of a word along with one
-of it keeps a model from spelling rare words out of their own ends (Kauf & Ivanova 2023, "A Better
-Way to Do Masked Language Model Scoring", PLL-word-l2r).
+of minus its mean over all tokens of all texts. The later sub-words of a word are masked with each
+token, so that a model does not spell a rare word from its end (Kauf & Ivanova 2023, "A Better Way
+to Do Masked Language Model Scoring", PLL-word-l2r).
 
-Dims: B copies of texts, each with one token to guess; L length of the longest.
+Dims: B copies of texts, each with one token to guess; L length of the longest copy.
 """
 
 import math
@@ -24,9 +24,9 @@ from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
 from bert_jax_lab.probes.held_out import readable_sentences
 from bert_jax_lab.probes.probe import Probe, ProbeResult
 
-# Copies at a time: each has an output as wide as the vocabulary, for one position.
+# Copies per batch: each has an output as wide as the vocabulary, for one position.
 _BATCH = 64
-# Held-out sentences that are asked for: one a document.
+# The number of held-out sentences, one per document.
 _SENTENCES = 64
 
 
@@ -42,23 +42,19 @@ class PseudoLikelihood:
 class PseudoPerplexity:
     """Scores texts by a checkpoint, in float32; compiles once for each length."""
 
-    def __init__(
-        self, source: LoadedCheckpoint, tokenizer: Tokenizer, *, within_words: bool = False
-    ):
-        """With `within_words` a sub-word may be guessed from the later ones of its own word, as in
-        Salazar et al. Raises UsageError if there is no masked-LM head.
-        """
+    def __init__(self, source: LoadedCheckpoint, tokenizer: Tokenizer):
+        """Raises UsageError if there is no masked-LM head."""
         require_parts(source, "mlm")
         self._source, self._tokenizer = source, tokenizer
-        self._begins = None if within_words else begins_word(tokenizer)
+        self._begins = begins_word(tokenizer)
         config = in_float32(source.config)
         self._forward = Forward(config, "mlm_logits", batch_size=_BATCH, mesh=source.mesh)
 
     def score(self, texts: Sequence[str]) -> list[PseudoLikelihood]:
         """Returns the scores of texts, in their order.
 
-        Raises UsageError if there are no texts, or one has no tokens or more than the model has
-        positions.
+        Raises UsageError if there are no texts, or if a text has no tokens or more tokens than the
+        model has positions.
         """
         encoded = [self._tokenizer.encode(text) for text in texts]
         limit = self._source.config.model.max_position_embeddings
@@ -70,8 +66,8 @@ class PseudoPerplexity:
                     f"{text[:60]!r} has {len(ids)} tokens with [CLS] and [SEP]; the model takes 3 "
                     f"to {limit}"
                 )
-        # Of each copy the number of its text and the position to guess; texts of like length are
-        # together, since a batch is as long as its longest row.
+        # The number of the text of each copy, and the position to guess; texts of similar length
+        # share a batch, which is as long as its longest row.
         order = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))
         copies = [(n, place) for n in order for place in range(1, len(encoded[n]) - 1)]
         size = self._forward.size(len(copies))
@@ -110,7 +106,7 @@ class PseudoPerplexity:
             ids_BL[row, place : self._end_of_word(ids, place)] = special.mask
             sequence_ids_BL[row, : len(ids)] = 1
             positions_B[row], targets[row] = place, ids[place]
-        # Rows that fill the batch up have one token each, as any row must.
+        # Rows that fill the batch have one token each, since no row may be empty.
         sequence_ids_BL[len(copies) :, 0] = 1
         batch = {
             "input_ids": ids_BL,
@@ -125,11 +121,12 @@ class PseudoPerplexity:
         return chosen - np.logaddexp.reduce(logits, axis=-1)
 
     def _end_of_word(self, ids: list[int], place: int) -> int:
-        """Returns the position after the last sub-word that is hidden with the one at `place`."""
+        """Returns the position after the last sub-word that is masked with the sub-word at
+        `place`.
+        """
         end = place + 1
-        if self._begins is not None:
-            while end < len(ids) - 1 and not self._begins[ids[end]]:
-                end += 1
+        while end < len(ids) - 1 and not self._begins[ids[end]]:
+            end += 1
         return end
 
 
@@ -139,7 +136,7 @@ def _measure(
     """Returns the pseudo-perplexity of held-out sentences, each the first readable one of its
     document.
     """
-    assert corpus is not None  # `needs_corpus` has it asked for
+    assert corpus is not None  # by `needs_corpus`
     perplexity = PseudoPerplexity(source, tokenizer)
     first = (sentences[0] for sentences in readable_sentences(corpus, _SENTENCES) if sentences)
     texts = [tokenizer.decode(ids) for ids in first]

@@ -3,7 +3,6 @@
 The demo's config names the hook. A warning is a line on the screen and the event `unexpected`.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from bert_jax.config import HookConfig, TrainConfig
 from bert_jax.config.fields import section, setting
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
-from bert_jax.training.hooks import Hook, Stop, named_hooks
+from bert_jax.training.hooks import Hook, Stop
 from bert_jax.training.job import Row, Run, Scores, TrainingJob
 from bert_jax.workdir import log_reader, run_directory
 from bert_jax_lab.reference_curves import reference
@@ -130,17 +129,15 @@ def points(
 
 
 def expected(config: TrainConfig, entropy: float) -> tuple[str, list[Point]]:
-    """Returns the reference that the hook of a config has, in words, and the expected validation
-    losses; ("", []) without a hook or a reference.
+    """Returns the reference of the hook of a config, in words, and the expected validation losses;
+    ("", []) without a hook or a reference.
     """
-    named = tuple(hook for hook in config.hooks if isinstance(hook, ExpectedCurvesOptions))
-    # Other hooks may be those of an extension.
-    for hook in named_hooks(dataclasses.replace(config, hooks=named)):
-        assert isinstance(hook, ExpectedCurves)
-        try:
-            found = hook.reference_for(config, entropy)
-        except UsageError:  # the reference is on another machine
-            continue
-        if found is not None:
-            return found.described, points(found, config)
+    for options in config.hooks:
+        if isinstance(options, ExpectedCurvesOptions):
+            try:
+                found = ExpectedCurves(expect=options.expect).reference_for(config, entropy)
+            except UsageError:  # the reference is on another machine
+                continue
+            if found is not None:
+                return found.described, points(found, config)
     return "", []

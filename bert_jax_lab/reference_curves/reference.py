@@ -63,10 +63,9 @@ class Reference:
 
     def difference(self, config: TrainConfig, entropy: float) -> str:
         """Returns why the losses of a run do not compare with the reference; "" if they compare."""
-        mine, theirs = flatten(complete(config)), flatten(self.config)
-        for name in dict.fromkeys((*mine, *theirs)):
-            if mine.get(name) != theirs.get(name) and _is_decisive(name):
-                return f"{name} is {mine.get(name)}, and {theirs.get(name)} there"
+        for name, (value, there) in self._differing(config).items():
+            if name.startswith(_DECISIVE) and not name.startswith((*_TUNED, *_NEITHER)):
+                return f"{name} is {value}, and {there} there"
         if abs(entropy - self.entropy) > _ENTROPY:
             return (
                 f"the unigram entropy of the corpus is {entropy:.2f}, and {self.entropy:.2f} there"
@@ -75,17 +74,15 @@ class Reference:
 
     def shift_for(self, config: TrainConfig) -> float:
         """Returns how many times as fast or as slow as the reference a run may be."""
+        names = self._differing(config)
+        is_rough = any(n.startswith(_TUNED) and not n.startswith(_NEITHER) for n in names)
+        return _ROUGH_SHIFT if is_rough else curve.SHIFT
+
+    def _differing(self, config: TrainConfig) -> dict[str, tuple[Any, Any]]:
+        """Returns the fields in which a config differs, with the value here and the value there."""
         mine, theirs = flatten(complete(config)), flatten(self.config)
-        differs = [n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n) and _is_tuned(n)]
-        return _ROUGH_SHIFT if differs else curve.SHIFT
-
-
-def _is_tuned(name: str) -> bool:
-    return name.startswith(_TUNED) and not name.startswith(_NEITHER)
-
-
-def _is_decisive(name: str) -> bool:
-    return name.startswith(_DECISIVE) and not name.startswith((*_TUNED, *_NEITHER))
+        pairs = {name: (mine.get(name), theirs.get(name)) for name in {**mine, **theirs}}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def read(source: Path | str) -> Reference:

@@ -101,14 +101,14 @@ def _joined(words: list[str]) -> str:
     return "".join(words).strip()
 
 
-def _usable(document: Document) -> list[list[str]]:
-    return [words for words in document if words]
+def _sentences(documents: list[Document]) -> list[list[str]]:
+    return [words for document in documents for words in document if words]
 
 
 def word_order(documents: list[Document], draw: np.random.Generator) -> list[Row]:
     """Returns each sentence twice: unchanged, and with its words shuffled."""
     rows: list[Row] = []
-    for words in (words for document in documents for words in _usable(document)):
+    for words in _sentences(documents):
         if len(set(words)) < 3:
             continue
         moved = words
@@ -121,7 +121,7 @@ def word_order(documents: list[Document], draw: np.random.Generator) -> list[Row
 def bigram_shift(documents: list[Document], draw: np.random.Generator) -> list[Row]:
     """Returns each sentence twice: unchanged, and with two neighboring words swapped."""
     rows: list[Row] = []
-    for words in (words for document in documents for words in _usable(document)):
+    for words in _sentences(documents):
         places = [i for i in range(len(words) - 1) if words[i] != words[i + 1]]
         if not places:
             continue
@@ -145,7 +145,7 @@ def sentence_order(documents: list[Document], _: np.random.Generator) -> list[Ro
 
 def same_document(documents: list[Document], draw: np.random.Generator) -> list[Row]:
     """Returns pairs of sentences of one document, and as many pairs of two documents."""
-    kept = [found for document in documents if len(found := _usable(document)) >= 2]
+    kept = [found for document in documents if len(found := _sentences([document])) >= 2]
     rows: list[Row] = []
     if len(kept) < 2:
         return rows

@@ -104,7 +104,6 @@ def _compute(points: np.ndarray, label: str, law: Law) -> tuple[str, str, Plot]:
     compute = 6 * n * d
     front = np.geomspace(compute.min() / _MARGIN, compute.max() * _MARGIN, 50)
     best = law.optimal(front)
-    least = law.loss(*best) if best is not None else None
 
     def plot(axes: Any) -> None:
         for number, size in enumerate(sorted(set(n))):
@@ -112,28 +111,26 @@ def _compute(points: np.ndarray, label: str, law: Law) -> tuple[str, str, Plot]:
             line = np.geomspace(compute[own].min() / _MARGIN, compute[own].max() * _MARGIN, 30)
             axes.plot(line, law.loss(size, line / 6 / size), color=f"C{number}", linewidth=1)
             axes.plot(compute[own], loss[own], "o", color=f"C{number}", label=f"{size:.3g}")
-        if least is not None:
-            axes.plot(front, least, color="black", linestyle="--", label="front")
+        if best is not None:
+            axes.plot(front, law.loss(*best), color="black", linestyle="--", label="front")
         axes.set_xscale("log")
         axes.set_xlabel("6 x parameters of the blocks x tokens")
         axes.set_ylabel(label)
         axes.legend(fontsize="small", title="parameters of the blocks")
 
     title = "Loss over compute"
-    alt = (
-        f"{title}. Points are runs, lines the law per size, and the dashed line is the lowest loss "
-        f"per compute: {least[0]:.3f} at {front[0]:.3g} FLOPs, {least[-1]:.3f} at {front[-1]:.3g}."
-        if least is not None
-        else f"{title}. Points are runs, lines the law per size. {_NO_FRONT}."
-    )
-    return title, alt, plot
+    alt = f"{title}. Points are runs, lines the law per size"
+    if best is None:
+        return title, f"{alt}. {_NO_FRONT}.", plot
+    least = law.loss(*best)
+    ends = f"{least[0]:.3f} at {front[0]:.3g} FLOPs, {least[-1]:.3f} at {front[-1]:.3g}"
+    return title, f"{alt}, and the dashed line is the lowest loss per compute: {ends}.", plot
 
 
 def _law(points: np.ndarray, label: str, law: Law) -> tuple[str, str, Plot]:
-    n, d, loss, flops = points
+    n, d, loss, _ = points
     compute = 6 * n * d
-    front = np.geomspace(compute.min(), compute.max() * _MARGIN, 50)
-    best = law.optimal(front)
+    best = law.optimal(np.geomspace(compute.min(), compute.max() * _MARGIN, 50))
 
     def plot(axes: Any) -> None:
         sizes = np.geomspace(n.min() / _MARGIN, n.max() * _MARGIN, 60)
@@ -144,33 +141,26 @@ def _law(points: np.ndarray, label: str, law: Law) -> tuple[str, str, Plot]:
         # Equal compute is a straight line on logarithmic axes.
         for product in np.geomspace(compute.min(), compute.max(), 4):
             axes.plot(sizes, product / 6 / sizes, color="grey", linewidth=0.6, linestyle=":")
+        dots = axes.scatter(n, d, c=loss, cmap="viridis", edgecolors="black", zorder=3)
+        axes.figure.colorbar(dots, ax=axes, label=label)
         if best is not None:
             best_n, best_d = best
             inside = (best_n >= sizes[0]) & (best_n <= sizes[-1])
             axes.plot(best_n[inside], best_d[inside], color="C3", label="compute-optimal front")
-        dots = axes.scatter(n, d, c=loss, cmap="viridis", edgecolors="black", zorder=3)
-        axes.figure.colorbar(dots, ax=axes, label=label)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlim(sizes[0], sizes[-1])
-        axes.set_ylim(tokens[0], tokens[-1])
-        axes.set_xlabel("parameters of the blocks")
-        axes.set_ylabel("tokens")
-        if best is not None:
             axes.legend(fontsize="small")
+        axes.set(xscale="log", yscale="log", xlabel="parameters of the blocks", ylabel="tokens")
+        axes.set(xlim=(sizes[0], sizes[-1]), ylim=(tokens[0], tokens[-1]))
 
     title = "The fitted law: loss over parameters and tokens"
     alt = (
-        f"{title}. {len(n)} runs with {n.min():.3g} to {n.max():.3g} parameters, {d.min():.3g} "
-        f"to {d.max():.3g} tokens and {flops.min():.3g} to {flops.max():.3g} FLOPs, colored by "
-        f"their loss of {loss.min():.3f} to {loss.max():.3f}; contours of the law, dotted lines of "
-        "equal compute"
+        f"{title}. {len(n)} runs with {n.min():.3g} to {n.max():.3g} parameters and {d.min():.3g} "
+        f"to {d.max():.3g} tokens, colored by their loss of {loss.min():.3f} to {loss.max():.3f}; "
+        "contours of the law, dotted lines of equal compute"
     )
     if best is None:
         return title, f"{alt}. {_NO_FRONT}.", plot
-    (n_first, *_, n_last), (d_first, *_, d_last) = best
-    alt += (
-        f", and the front, which goes from {n_first:.3g} parameters and {d_first:.3g} tokens to "
-        f"{n_last:.3g} and {d_last:.3g}"
+    (first_n, *_, last_n), (first_d, *_, last_d) = best
+    ends = (
+        f"from {first_n:.3g} parameters and {first_d:.3g} tokens to {last_n:.3g} and {last_d:.3g}"
     )
-    return title, f"{alt}.", plot
+    return title, f"{alt}, and the front {ends}.", plot

@@ -10,7 +10,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -333,39 +333,21 @@ def no_checkpoint_to_begin_from(place: Place) -> None:
     place.given["init_from"] = place.directory / "nothing"
 
 
-class Bucket:
-    """A place in a bucket that a machine may only look at, or not even that."""
+class UnreachableBucket:
+    """A place in a bucket that this machine cannot reach."""
 
-    def __init__(self, readable: bool):
-        self._readable = readable
-
-    def __truediv__(self, name: str) -> "Bucket":
+    def __truediv__(self, name: str) -> "UnreachableBucket":
         return self
 
     def exists(self) -> bool:
-        if not self._readable:
-            raise OSError("Cannot connect to host storage.googleapis.com")
-        return False
+        raise OSError("Cannot connect to host storage.googleapis.com")
 
-    is_dir = exists
-
-    def iterdir(self) -> Iterator["Bucket"]:
-        self.exists()
-        return iter(())
-
-    def write_text(self, text: str) -> None:
-        self.exists()
-        raise PermissionError("403: trainer@x does not have storage.objects.create")
+    is_dir = iterdir = write_text = exists
 
 
 def bucket_out_of_reach(place: Place) -> None:
     place.given["workdir"] = "gs://bucket/run"
-    place.patch.setattr(location, "path_of", lambda path: Bucket(readable=False))
-
-
-def bucket_to_look_at(place: Place) -> None:
-    place.given["workdir"] = "gs://bucket/run"
-    place.patch.setattr(location, "path_of", lambda path: Bucket(readable=True))
+    place.patch.setattr(location, "path_of", lambda path: UnreachableBucket())
 
 
 def workdir_of_one_host(place: Place) -> None:
@@ -389,7 +371,6 @@ _BROKEN: dict[Callable[[Place], None], tuple[str, str, int, str]] = {
     full_disk: ("saving", "failed", 7, "free the storage"),
     workdir_of_one_host: ("saving", "failed", 7, "all hosts must see one `workdir`"),
     bucket_out_of_reach: ("saving", "failed", 7, "a network leads to it"),
-    bucket_to_look_at: ("saving", "failed", 7, "roles/storage.objectUser"),
     no_room: ("room", "failed", 7, "set checkpoint.keep_last=1"),
     slow_saves: ("save interval", "warned", 0, "set checkpoint.every_steps="),
     slow_steps: ("step", "warned", 0, "set deadline_seconds=8000"),

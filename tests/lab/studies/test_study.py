@@ -31,7 +31,7 @@ from bert_jax.registry import MIXERS, OBJECTIVES
 from bert_jax.workdir import log_reader
 from bert_jax.workdir.metrics_log import MetricsLogger
 from bert_jax_lab.cli.study import seconds_of
-from bert_jax_lab.studies import corpus_tasks, figures, law, result, study, table
+from bert_jax_lab.studies import corpus_tasks, law, result, study, table
 from bert_jax_lab.studies.plan import (
     PROBES_FILE,
     FinetuneRun,
@@ -376,11 +376,6 @@ def test_nothing_is_made_of_an_invalid_command(tmp_path, corpus, capsys, changes
     assert not (tmp_path / "w").exists()
 
 
-def test_an_unknown_study_is_named(tmp_path, capsys):
-    assert main(["study", "lader", "--workdir", str(tmp_path)]) == 2
-    assert "Did you mean 'ladder'" in capsys.readouterr().err
-
-
 # --- commands -------------------------------------------------------------------------------------
 
 
@@ -534,19 +529,18 @@ def test_rows_of_tasks_have_spaces_where_the_text_has_spaces(tmp_path):
     texts = ["".join(draw(words, 9)) + "。" for _ in range(40)]
     texts += ["The " + " ".join(draw(["cat", "dog", "bird"], 8)) + "." for _ in range(40)]
     (tmp_path / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
-    for kind, size in (("bpe", 300), ("sentencepiece", 50)):
-        prepare(
-            [str(tmp_path / "text.txt")], tmp_path / kind, tokenizer=kind, vocab_size=size,
-            validation_fraction=0.6, workers=1, lowercase=False,
-        )  # fmt: skip
-        corpus_tasks.write_rows(tmp_path / kind, "word_order", tmp_path / f"{kind}.rows")
-        lines = (tmp_path / f"{kind}.rows" / "train.tsv").read_text().splitlines()[1:]
-        rows = [line.split("\t") for line in lines]
-        assert len(rows) > 20
-        for (whole, *_), (moved, *_) in zip(rows[::2], rows[1::2], strict=True):
-            assert whole in texts and (" " in moved) == (" " in whole)
-            if " " in whole:
-                assert sorted(moved.split(" ")) == sorted(whole.split(" "))
+    prepare(
+        [str(tmp_path / "text.txt")], tmp_path / "corpus", tokenizer="bpe", vocab_size=300,
+        validation_fraction=0.6, workers=1, lowercase=False,
+    )  # fmt: skip
+    corpus_tasks.write_rows(tmp_path / "corpus", "word_order", tmp_path / "rows")
+    lines = (tmp_path / "rows" / "train.tsv").read_text().splitlines()[1:]
+    rows = [line.split("\t") for line in lines]
+    assert len(rows) > 20
+    for (whole, *_), (moved, *_) in zip(rows[::2], rows[1::2], strict=True):
+        assert whole in texts and (" " in moved) == (" " in whole)
+        if " " in whole:
+            assert sorted(moved.split(" ")) == sorted(whole.split(" "))
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -603,9 +597,7 @@ def test_tables_have_medians_ranges_and_differences(tmp_path, corpus):
     [
         (("phases.0.max_predictions=1",), "max_predictions"),
         # Five slots are enough for 15 % of 32 tokens.
-        (("phases.0.max_predictions=9",), ""),
-        (("phases.0.masked_lm_prob=0.3", "phases.0.max_predictions=-1"), ""),
-        (("objective=mlm",), ""),
+        (("phases.0.max_predictions=9", "objective=mlm"), ""),
         (("objective=their-own",), "objective"),
     ],
 )
@@ -690,39 +682,14 @@ def test_the_law_of_the_published_runs():
     assert text.count("| not identified |") == len(fitted.not_identified())
 
 
-def test_intervals_of_a_law_contain_the_truth():
-    """For noise of 1 %. Fits that begin only at E = 0 hardly ever contain an E of 2."""
-    n, d = (x.ravel().astype(float) for x in np.meshgrid(_SIZES, _TOKENS, indexing="ij"))
-    truth = e, a, alpha, b, beta = 2.0, 396.0, 0.6, 886.0, 0.4
-    noise = np.random.default_rng(0).normal(0, 0.01, len(n))
-    fitted = law.fit(n, d, (e + a / n**alpha + b / d**beta) * np.exp(noise), resamples=10)
-    held = [
-        low <= value <= high
-        for value, (low, high) in zip(truth, fitted.intervals().values(), strict=True)
-    ]
-    assert sum(held) >= 4 and held[0], held
-
-
-def test_a_law_in_which_sizes_do_not_matter_has_no_front(tmp_path, recwarn):
+def test_a_law_in_which_sizes_do_not_matter_has_no_front():
     values = np.array([0.04, 2e-9, 0.01, 7.6, 0.015])
     fitted = law.Law(values, values[None], 0.0)
     assert fitted.optimal(1e8) is None and fitted.optimal([1e8, 1e9]) is None
-    runs = [
-        {"block_parameters": n, "tokens": d, "flops": 6 * n * d,
-         "figures": {"mlm_loss": float(fitted.loss(n, d))}}
-        for n, d in ((600, 2e4), (2000, 4e4))
-    ]  # fmt: skip
-    found = {"columns": ["mlm_loss"], "corpus": None, "runs": runs}
-    drawn = figures.draw(found, fitted, runs, tmp_path)
-    assert len(drawn) == 2
-    for each in drawn:
-        assert "There is no front" in each.alt
-        assert "inf" not in each.alt and "nan" not in each.alt
-    assert not [one for one in recwarn if issubclass(one.category, RuntimeWarning)]
 
 
 def test_a_law_is_fitted_to_runs_that_compare(tmp_path, corpus, monkeypatch):
-    monkeypatch.setattr(law.fit, "__kwdefaults__", {"resamples": 3, "seed": 0})
+    monkeypatch.setattr(law.fit, "__kwdefaults__", {"resamples": 1, "seed": 0})
     found = study.load_study("scaling")
     first, *_ = found.variants
     apart = (
