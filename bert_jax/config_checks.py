@@ -1,7 +1,7 @@
 """Checks a config as a whole: each message starts with the path of the option."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from bert_jax.config import (
@@ -20,27 +20,24 @@ from bert_jax.config.model import GENERATOR_FIELDS
 from bert_jax.errors import UsageError
 from bert_jax.registry import ATTENTION, OBJECTIVES, PARTS, POSITIONS, ROWS
 
+# Pairs of the path of an option, and what is wrong with its value.
 Problems = Iterator[tuple[str, str]]
 _CLASSIFIERS = {"sequence_classifier", "token_classifier", "span_classifier"}
-# Options that have an effect with some values of another option only: Hugging Face's flat names of
-# a model, and two of rows. Option -> (the other option, its values).
-_ROTARY = ("position_embedding_type", ("rotary", "rotary_interleaved"))
-_PAIRS = ("rows", ("sentence_pairs",))
-_EFFECTIVE_WITH = {
-    "rope_theta": _ROTARY,
-    "local_rope_theta": _ROTARY,
-    "first_norm": ("norm_placement", ("pre",)),
-    "norm_bias": ("norm", ("layernorm",)),
-    "short_seq_prob": _PAIRS,
-    "random_next_prob": _PAIRS,
-}
-# Options of a model that need another one to be set.
-_NEEDS = {
-    "global_attention_every_n_layers": "attention_window",
-    "local_rope_theta": "attention_window",
-    "first_global_layer": "global_attention_every_n_layers",
-    "masked_lm_inner_size": "masked_lm_transform",
-}
+_ROTARY = ("rotary", "rotary_interleaved")
+# Options that have an effect with some values of another option of their section only: Hugging
+# Face's flat names of a model, and two of rows. No values: with any value that is not 0 or false.
+_NEEDS = (
+    ("rope_theta", "position_embedding_type", _ROTARY),
+    ("local_rope_theta", "position_embedding_type", _ROTARY),
+    ("local_rope_theta", "attention_window", ()),
+    ("global_attention_every_n_layers", "attention_window", ()),
+    ("first_global_layer", "global_attention_every_n_layers", ()),
+    ("masked_lm_inner_size", "masked_lm_transform", ()),
+    ("first_norm", "norm_placement", ("pre",)),
+    ("norm_bias", "norm", ("layernorm",)),
+    ("short_seq_prob", "rows", ("sentence_pairs",)),
+    ("random_next_prob", "rows", ("sentence_pairs",)),
+)
 
 
 def complete(config: TrainConfig) -> TrainConfig:
@@ -95,16 +92,14 @@ def mask_warnings(config: TrainConfig) -> Iterator[str]:
     if not {"mlm", "generator"} & set(config.head.parts):
         return
     for i, phase in enumerate(config.phases):
-        rate = phase.mask_rate(config.data.masked_lm_prob)
-        field = "data" if phase.masked_lm_prob == -1 else f"phases.{i}"
-        wanted, room = rate * phase.sequence_length, phase.max_predictions
-        if 0 < room < 0.9 * wanted and room < phase.sequence_length - 3:
+        rate, room = phase.mask_rate(config.data.masked_lm_prob), phase.max_predictions
+        length = phase.sequence_length
+        if 0 < room < min(0.9 * rate * length, length - 3):
             enough = dataclasses.replace(phase, max_predictions=-1).resolved(rate).max_predictions
             yield (
-                f"warning: phases.{i}.max_predictions is {room}, so that a full row of "
-                f"{phase.sequence_length} has {100 * room / phase.sequence_length:.1f} % of its "
-                f"tokens predicted, not {100 * rate:.3g} % ({field}.masked_lm_prob); "
-                f"set phases.{i}.max_predictions={enough}"
+                f"warning: phases.{i}.max_predictions is {room}: a full row of {length} has "
+                f"{100 * room / length:.1f} % of its tokens predicted, not {100 * rate:.3g} % "
+                f"(masked_lm_prob); set phases.{i}.max_predictions={enough}"
             )
 
 
@@ -126,7 +121,7 @@ def _problems(config: TrainConfig) -> Problems:
     if not config.phases:
         yield "phases", "is empty; a run needs at least one phase"
     for i, phase in enumerate(config.phases):
-        yield from _prefixed(f"phases.{i}.", _phase_problems(i, config))
+        yield from _prefixed(f"phases.{i}.", _phase_problems(phase, config.in_phase(i), i == 0))
         if i == 0 or phase.starts_schedule:
             yield from _schedule_problems(config, i)
     yield from _layout_problems(config)
@@ -163,38 +158,38 @@ def _schedule_problems(config: TrainConfig, number: int) -> Problems:
     yield from _prefixed(prefix, optimizer.schedule.problems(optimizer, steps))
 
 
-def _phase_problems(number: int, config: TrainConfig) -> Problems:
-    phase, config = config.phases[number], config.in_phase(number)
-    length, overridden = phase.sequence_length, [p.rpartition(".")[2] for p in phase.overrides]
-    for name, path in zip(overridden, phase.overrides, strict=True):
-        if number == 0:
+def _phase_problems(phase: PhaseConfig, config: TrainConfig, is_first: bool) -> Problems:
+    """Checks a phase; `config` has the overrides of the phases up to this one."""
+    length, rate = phase.sequence_length, config.data.masked_lm_prob
+    if is_first:
+        for path in phase.overrides:
+            name = path.rpartition(".")[2]
             yield name, f"is an override in the first phase; set {path} instead"
     if phase.source_weights is not None:
         yield from source_shares.problems(config.data)
-    yield from _without_effect(config.model, overridden)
+    yield from _without_effect(config.model, [p.rpartition(".")[2] for p in phase.overrides])
     longest, kind = config.model.max_position_embeddings, config.model.position_embedding_type
     if length > longest:
         has_table = kind not in POSITIONS or POSITIONS[kind].has_table()
         limit = "the position table" if has_table else "the model allows"
-        remedy = "enlarge the table" if has_table else f"set it higher: {kind} has no table"
         yield (
             "sequence_length",
             f"is {length}, longer than {limit} (model.max_position_embeddings = {longest}); "
-            f"shorten the sequence or {remedy}",
+            "shorten the sequence or raise the limit",
         )
     if phase.masked_lm_prob != -1 and not 0 < phase.masked_lm_prob <= 1:
         problem = "a share above 0 and at most 1, or -1 for data.masked_lm_prob"
         yield "masked_lm_prob", f"is {phase.masked_lm_prob}; {problem}"
     if phase.max_predictions != -1 and not 1 <= phase.max_predictions <= length - 3:
-        usual = round(length * phase.mask_rate(config.data.masked_lm_prob))
         yield (
             "max_predictions",
             f"is {phase.max_predictions}; a row of {length} has {length - 3} tokens to choose from "
-            f"(three are [CLS] and [SEP]); the usual value is {usual}, and -1 uses the mask rate",
+            f"(three are [CLS] and [SEP]); the usual value is "
+            f"{round(length * phase.mask_rate(rate))}, and -1 uses the mask rate",
         )
     yield from _packing_problems(phase, config.data)
-    pieces = config.optimizer.gradient_accumulation_steps
-    if (rows := phase.global_batch_size) % pieces:
+    pieces, rows = config.optimizer.gradient_accumulation_steps, phase.global_batch_size
+    if rows % pieces:
         problem = f"which gradient_accumulation_steps = {pieces} does not divide"
         yield "global_batch_size", f"is {rows}, {problem}"
 
@@ -241,50 +236,41 @@ def _objective_problems(config: TrainConfig) -> Problems:
         return
     chosen = OBJECTIVES[objective]
     if chosen.rows and data.rows not in chosen.rows:
-        rows = " or ".join(chosen.rows)
-        yield (
-            "data.rows",
-            f"is {data.rows}; objective {objective} learns from {rows}: choose another objective, "
-            "such as mlm, or those rows",
-        )
+        learned = f"objective {objective} learns from {' or '.join(chosen.rows)}"
+        yield "data.rows", f"is {data.rows}; {learned}: choose those rows, or an objective like mlm"
     if z_loss and not chosen.takes_z_loss:
         yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} does not read"
     if config.compute.loss_slices > 1 and not chosen.takes_slices:
         yield "compute.loss_slices", f"is set, but objective {objective} reads whole scores"
 
 
-def _without_effect(section: Any, names: Sequence[str] | None = None) -> Problems:
+def _without_effect(section: Any, names: Collection[str] | None = None) -> Problems:
     """Yields the options without an effect, of `names` or of those that differ from their defaults.
 
     An entry that is not built in may read any option.
     """
     fields = fields_of(type(section))
-    for name, (chooser, kinds) in _EFFECTIVE_WITH.items():
-        if name not in fields:
-            continue
-        value, chosen, declared = getattr(section, name), getattr(section, chooser), fields[chooser]
-        table = declared.setting.choices if declared.setting else None
+    for name, other, values in (needed for needed in _NEEDS if needed[0] in fields):
+        value, chosen = getattr(section, name), getattr(section, other)
+        declared = fields[other].setting
+        is_custom = (
+            declared and declared.choices is not None and not declared.choices.is_builtin(chosen)
+        )
         is_set = value != fields[name].default if names is None else name in names
-        if is_set and chosen not in kinds and (table is None or table.is_builtin(chosen)):
-            yield (
-                name,
-                f"is {value}, which {chooser} {chosen} does not read: only {', '.join(kinds)}",
-            )
+        if is_set and not is_custom and not (chosen in values if values else chosen):
+            only = f"{other} {' or '.join(values)}" if values else other
+            yield name, f"is {value}, which has an effect with {only} only"
 
 
 def _model_problems(model: ModelConfig) -> Problems:
     heads, fewer, width = model.num_attention_heads, model.num_key_value_heads, model.hidden_size
     if width % heads:
-        problem = f"is {heads}, which does not divide hidden_size {width}"
-        yield "model.num_attention_heads", problem
+        yield "model.num_attention_heads", f"is {heads}, which does not divide hidden_size {width}"
     if fewer and heads % fewer:
         yield "model.num_key_value_heads", f"is {fewer}, no divisor of num_attention_heads {heads}"
     if not model.masked_lm_transform and model.table_size != width:
         yield "model.masked_lm_transform", "is false, but embedding_size is another width"
     yield from _prefixed("model.", _without_effect(model))
-    for name, other in _NEEDS.items():
-        if (value := getattr(model, name)) and not getattr(model, other):
-            yield f"model.{name}", f"is {value}, which has an effect with model.{other} only"
     # A mixer imports JAX: it is used only if it may have a problem.
     choosers = ("position_embedding_type", "mixer")
     is_default = all(getattr(model, name) == getattr(ModelConfig, name) for name in choosers)
@@ -306,6 +292,9 @@ def _generator_problems(config: TrainConfig) -> Problems:
     if width % heads:
         problem = f"{sizes} (one per 64 columns), which do not divide it"
         yield "model.generator_size", f"is {model.generator_size}: {problem}"
+    if not model.masked_lm_transform and model.table_size != width:
+        problem = f"{sizes} (model.generator_size) predicts from embeddings of {model.table_size}"
+        yield "model.masked_lm_transform", f"is false, but {problem}; set it to true"
     kind = model.position_embedding_type
     is_default = kind == ModelConfig.position_embedding_type
     can_share = is_default or kind not in POSITIONS or PARTS["generator"].can_share_positions(model)

@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from bert_jax.config.conversion import join
 from bert_jax.config.fields import fields_of, is_kind, is_section
 from bert_jax.config_checks import complete, validate
 from bert_jax.errors import UsageError, brief, did_you_mean
-from bert_jax.files import read_plain
 
 # Whether a config is being loaded. Its file may load others.
 _IS_LOADING = contextvars.ContextVar("_IS_LOADING", default=False)
@@ -141,10 +140,11 @@ def _load(name_or_path: str, changes: Sequence[str]) -> TrainConfig:
         return override(load_config_json(path), changes)
     if path.suffix == ".py":
         return _run(path, changes)
-    if name_or_path in shipped_names():
+    shipped = shipped_names()
+    if name_or_path in shipped:
         return _run(config_directory() / f"{name_or_path}.py", changes)
-    shipped, plain = shipped_names(), name_or_path.lower().replace("-", "_")
-    hint = did_you_mean(plain if plain in shipped else name_or_path, shipped)
+    plain = name_or_path.lower().replace("-", "_")
+    hint = did_you_mean(plain, shipped)
     # Names of models have these characters, names of shipped configs do not.
     if plain not in shipped and ({"-", "/"} & {*name_or_path} or path.is_dir()):
         hint += f" To start from a model, name a config and add `init_from` {name_or_path}."
@@ -158,10 +158,9 @@ def _load(name_or_path: str, changes: Sequence[str]) -> TrainConfig:
 
 def load_config_json(path: Path) -> TrainConfig:
     try:
-        text = read_plain(path)
+        return config_in(strict_json.load(path), path)
     except OSError as error:
         raise UsageError(f"cannot read config {path}: {error.strerror}") from error
-    return config_in(strict_json.parse_file(f"config {path}", text), path)
 
 
 def config_in(values: Any, path: Path | str) -> TrainConfig:
@@ -182,24 +181,16 @@ def _prefix(text: str) -> Iterator[None]:
 
 def _run(path: Path, overrides: Sequence[str]) -> TrainConfig:
     """Returns the changed config of a `.py` file, which may register entries (registry.py)."""
-    namespace = execute(path)
-    if not callable(namespace.get("config")):
-        functions = [name for name, value in namespace.items() if callable(value)]
-        raise UsageError(
-            f"config {path} must define a function: def config() -> TrainConfig"
-            + _close("config", functions)
-        )
-    return override(_returned(path, namespace["config"]), overrides)
-
-
-def _returned(path: Path, function: Callable[[], Any]) -> TrainConfig:
-    """Returns the result of the function of a `.py` config, checked for the types of its values."""
+    function = execute(path).get("config")
+    if not callable(function):
+        raise UsageError(f"config {path} must define a function: def config() -> TrainConfig")
     with errors_of(path):
         config = function()
     if not isinstance(config, TrainConfig):
         raise UsageError(f"config {path}: config() returned {type(config).__name__}")
     with _prefix(f"config {path}: "):
-        return from_dict(to_dict(config), TrainConfig)
+        config = from_dict(to_dict(config), TrainConfig)
+    return override(config, overrides)
 
 
 def execute(path: Path) -> dict[str, Any]:
@@ -224,7 +215,7 @@ def execute(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """Turns an error in a user's file into one line with the line number."""
+    """Raises an error in a user's file as a UsageError of one line, with the line number."""
     try:
         yield
     except SyntaxError as error:
@@ -236,29 +227,16 @@ def errors_of(path: Path) -> Iterator[None]:
         where = f"{path}, line {lines[-1]}" if lines else str(path)
         if isinstance(error, UsageError):
             raise UsageError(f"{where}: {error.args[0]}", *error.args[1:]) from error
-        # An ImportError ends with the path of the module.
-        text = re.sub(r" \(/[^()]*\)$", "", str(error))
-        hint = _suggestion(error, path)
-        raise UsageError(f"{where}: {type(error).__name__}: {text}{hint}") from error
+        # The text of an ImportError ends with the path of the module.
+        text = re.sub(r" \(/[^()]*\)$", "", f"{type(error).__name__}: {error}")
+        raise UsageError(f"{where}: {text}{_nearest_field(text)}") from error
 
 
-def _suggestion(error: BaseException, path: Path) -> str:
-    """Returns the fix of an error in a user's file: the nearest name, or the folder to import."""
-    if isinstance(error, SystemExit):
-        return "; a file that is executed here must not end the program"
-    if isinstance(error, AttributeError) and error.name:
-        return _close(error.name, dir(error.obj))
-    if isinstance(error, ModuleNotFoundError):
-        module = path.resolve().with_name(error.name or path.name)
-        if module.is_dir() or module.with_suffix(".py").is_file():
-            return f". It is next to the file: set PYTHONPATH={module.parent}"
-    found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+def _nearest_field(error: str) -> str:
+    """Returns a hint about the field that an error names, if a section has no such field."""
+    found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", error)
     section = getattr(config_module, found[1], None) if found else None
-    return _close(found[2], fields_of(section)) if found and section else ""
-
-
-def _close(name: str, names: Iterable[str]) -> str:
-    hint = did_you_mean(name, names)
+    hint = did_you_mean(found[2], fields_of(section)) if found and section else ""
     return hint and f".{hint}"
 
 

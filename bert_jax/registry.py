@@ -1,4 +1,4 @@
-"""Registries lead from a name in a config to its implementation: one registry for each choice.
+"""Registries lead from a name in a config to its implementation: one registry per option.
 
 A built-in entry is one line here and one file elsewhere. The file is imported when its entry is
 first used, so that a config can be read without JAX. A config that is a `.py` file, or a file given
@@ -8,8 +8,6 @@ with `extend`, registers its own entries: `OBJECTIVES.register("mine", Mine())`.
 import functools
 import importlib
 import importlib.util
-import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,44 +42,31 @@ class Registry:
         self._builtin = {name: place for name, place in builtin.items() if is_available(place)}
         self._object_of, self._subclass_of = object_of, subclass_of
         self._entries: dict[str, Any] = {}
-        # The file that has registered an entry; "" in a notebook.
-        self._files: dict[str, str] = {}
 
     def register(self, name: str, entry: Any) -> None:
-        """Adds an entry. A file that is executed again replaces its own entries.
+        """Adds an entry, or replaces a registered one: a file may be executed again.
 
-        Raises UsageError for a name that is taken, and for an entry of another type.
+        Raises UsageError for the name of a built-in entry, and for an entry of another type.
         """
-        file = sys._getframe(1).f_globals.get("__file__") or ""
-        file = file and os.path.realpath(file)
         if name in self._builtin:
             raise UsageError(f"{self._field} {name!r} is built in; register yours by another name")
-        if name in self._entries and self._files.get(name, file) != file:
-            where = self._files[name] or "a notebook"
-            raise UsageError(
-                f"{self._field} {name!r} is registered by {where}; register yours by another name"
-            )
-        if (wrong := self._wrong_type(name, entry)) is not None:
-            raise UsageError(f"{self._field} {name!r} must be {wrong}, not {brief(entry)}")
-        self._entries[name], self._files[name] = entry, file
-
-    def _wrong_type(self, name: str, entry: Any) -> str | None:
-        """Returns what an entry must be, or None if the entry is of the right type."""
-        if self._subclass_of:
-            base, is_class = _imported(self._subclass_of), isinstance(entry, type)
-            is_one, what = is_class and issubclass(entry, base), "a subclass"
-        elif self._object_of:
-            base = _imported(self._object_of)
-            is_one, what = isinstance(entry, base), "an object"
+        is_class = isinstance(entry, type)
+        if place := self._object_of or self._subclass_of:
+            base = _imported(place)
+            fits = issubclass(entry, base) if is_class else isinstance(entry, base)
+            fits &= is_class == bool(self._subclass_of)
+            kind = "an object" if self._object_of else "a subclass"
+            wanted = f"{kind} of {base.__module__}.{base.__name__}"
         else:
-            has_kind = not isinstance(entry, type) or getattr(entry, "kind", None) == name
-            is_one = callable(entry) and has_kind
-            return None if is_one else f"a function, or a section with kind={name!r}"
-        return None if is_one else f"{what} of {base.__module__}.{base.__name__}"
+            fits = callable(entry) and (not is_class or getattr(entry, "kind", None) == name)
+            wanted = f"a function, or a section with kind={name!r}"
+        if not fits:
+            raise UsageError(f"{self._field} {name!r} must be {wanted}, not {brief(entry)}")
+        self._entries[name] = entry
 
     def names(self) -> list[str]:
         """Returns all names, the built-in ones first."""
-        return [*self._builtin, *(name for name in self._entries if name not in self._builtin)]
+        return list(dict.fromkeys([*self._builtin, *self._entries]))
 
     def is_builtin(self, name: str) -> bool:
         return name in self._builtin
@@ -122,7 +107,7 @@ OBJECTIVES = Registry(
     },
     object_of="bert_jax.objectives.objective:Objective",
 )
-# Parts of a model that stand on the encoder, in the order in which they are initialised.
+# Heads of a model, in the order in which they are initialized.
 PARTS = Registry(
     "head.parts",
     {
@@ -152,7 +137,7 @@ POSITIONS = Registry(
     },
     subclass_of="bert_jax.model.positions.position:Position",
 )
-# How the tokens of a sequence exchange what they know.
+# How the tokens of a sequence exchange information.
 MIXERS = Registry(
     "model.mixer.kind",
     {
@@ -173,7 +158,7 @@ SCORES = Registry(
     },
     subclass_of="bert_jax.model.mixers.scores:Score",
 )
-# What computes attention. `auto` takes the first that can serve a layer, and pays.
+# Attention implementations. `auto` takes the first one that supports a layer and is faster.
 ATTENTION = Registry(
     "compute.attention",
     {
@@ -208,7 +193,7 @@ SCHEDULES = Registry(
         "warmup_stable_decay": "bert_jax.update.schedules:WarmupStableDecay",
     },
 )
-# How a corpus becomes rows, and which of their tokens are masked.
+# How a corpus becomes sequences, and which of their tokens are masked.
 ROWS = Registry(
     "data.rows",
     {
@@ -228,25 +213,23 @@ MASKS = Registry(
         "spans": "bert_jax.data.pretraining.span_masking:mask_spans",
     },
 )
-# Endings of the files that a corpus is made of.
+# Suffixes of the files that a corpus is made from.
 FORMATS = Registry(
     "source",
     {
         ".txt": "bert_jax.data.formats.text:read_text",
-        ".jsonl": "bert_jax.data.formats.records:read_records",
-        ".csv": "bert_jax.data.formats.records:read_records",
-        ".tsv": "bert_jax.data.formats.records:read_records",
-        ".parquet": "bert_jax.data.formats.records:read_records",
-        ".arrow": "bert_jax.data.formats.records:read_records",
+        **dict.fromkeys(
+            (".jsonl", ".csv", ".tsv", ".parquet", ".arrow"),
+            "bert_jax.data.formats.records:read_records",
+        ),
         ".warc": "bert_jax.data.formats.warc:read_pages",
         ".wet": "bert_jax.data.formats.warc:read_texts",
-        ".fasta": "bert_jax.data.formats.fasta:read_fasta",
-        ".fa": "bert_jax.data.formats.fasta:read_fasta",
-        ".faa": "bert_jax.data.formats.fasta:read_fasta",
-        ".fna": "bert_jax.data.formats.fasta:read_fasta",
+        **dict.fromkeys(
+            (".fasta", ".fa", ".faa", ".fna"), "bert_jax.data.formats.fasta:read_fasta"
+        ),
     },
 )
-# Kinds of task, and the tasks by name: each names a kind and says the rest.
+# Kinds of tasks, and the tasks by name: each names its kind and sets the options of that kind.
 TASK_KINDS = Registry(
     "task.kind",
     {
@@ -271,7 +254,7 @@ TASKS = Registry(
     },
     object_of="bert_jax.tasks.task:NamedTask",
 )
-# Questions to a trained model.
+# Probes of a trained model.
 PROBES = Registry(
     "probe",
     {
@@ -280,7 +263,7 @@ PROBES = Registry(
     },
     object_of="bert_jax_lab.probes.probe:Probe",
 )
-# What happens between the steps of a run, beside logging, saving and evaluating.
+# Hooks run between the steps of a run, besides logging, saving and evaluating.
 HOOKS = Registry(
     "hooks",
     {
@@ -290,15 +273,13 @@ HOOKS = Registry(
     },
     subclass_of="bert_jax.training.hooks:Hook",
 )
-# Services that show the curves of runs, beside metrics.jsonl and TensorBoard.
+# Services that show the curves of runs, besides metrics.jsonl and TensorBoard.
 TRACKERS = Registry(
     "trackers",
-    {
-        "wandb": "bert_jax.workdir.trackers:WeightsAndBiases",
-    },
+    {"wandb": "bert_jax.workdir.trackers:WeightsAndBiases"},
     subclass_of="builtins:object",
 )
-# `model_type` of a Hugging Face config -> how its names and tables map to ours.
+# `model_type` of a Hugging Face config -> how its tensors and fields map to ours.
 FAMILIES = Registry(
     "model_type",
     {

@@ -1,4 +1,4 @@
-"""Config files of users that load other configs."""
+"""Config files of users: they may load other configs, and their errors have a line number."""
 
 import pytest
 
@@ -22,9 +22,7 @@ from bert_jax.errors import UsageError
         ["objective=mlm"],
     ],
 )
-def test_what_follows_from_a_field_follows_in_a_file_that_loads_another_config(
-    tmp_path, lines, changes
-):
+def test_derived_fields_follow_in_a_file_that_loads_another_config(tmp_path, lines, changes):
     inner, outer = tmp_path / "inner.py", tmp_path / "outer.py"
     inner.write_text("from bert_jax.config_loader import load_config\n" + lines)
     outer.write_text(
@@ -61,22 +59,13 @@ def test_an_inner_config_is_checked_and_an_error_leaves_no_trace(tmp_path):
             "    return load_config('bert_base', ['seed=x'])\n",
             "line 3: override seed: expected int, got str",
         ),
-        (
-            "import sys\nsys.exit(0)\n",
-            "line 2: SystemExit: 0; a file that is executed here must not end the program",
-        ),
-        (
-            "from helper_of_mine import X\n",
-            "line 1: ModuleNotFoundError: No module named 'helper_of_mine'. It is next to the "
-            "file: set PYTHONPATH={folder}",
-        ),
+        ("import sys\nsys.exit(0)\n", "line 2: SystemExit: 0"),
         ("import no_helper", "line 1: ModuleNotFoundError: No module named 'no_helper'"),
     ],
 )
-def test_an_error_in_a_file_names_file_line_and_remedy(tmp_path, text, said):
+def test_an_error_in_a_file_names_file_and_line(tmp_path, text, said):
     path = tmp_path / "mine.py"
     path.write_text(text)
-    (tmp_path / "helper_of_mine.py").write_text("X = 1\n")
     with pytest.raises(UsageError) as caught:
         load_config(str(path))
-    assert str(caught.value) == f"{path}, {said.format(folder=tmp_path)}"
+    assert str(caught.value) == f"{path}, {said}"

@@ -300,13 +300,12 @@ _TYPOS = {
     "from bert_jax.config import ModelConfig\ndef config(): return ModelConfig(seed=1)": ", line "
     "2: TypeError: ModelConfig.__init__() got an unexpected keyword argument 'seed'",
     "from bert_jax import TrainConfig\ndef config(): return TrainConfig().optimiser": ", line 2: "
-    "AttributeError: 'TrainConfig' object has no attribute 'optimiser'. Did you mean 'optimizer'?",
+    "AttributeError: 'TrainConfig' object has no attribute 'optimiser'",
     "from bert_jax import TrainConfig\ndef config(): return TrainConfig(seed='x')": ": seed: "
     "expected int, got str",
     "from bert_jax import TrainConfig\ndef config(): return TrainConfig(model=TrainConfig)": ": "
     "model: expected a section of fields, got ",
-    "def confg(): pass": " must define a function: def config() -> TrainConfig. Did you mean "
-    "'confg'?",
+    "def confg(): pass": " must define a function: def config() -> TrainConfig",
 }
 
 

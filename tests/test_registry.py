@@ -1,4 +1,4 @@
-"""Tables of what configs name: their names, a wrong name, and entries of one's own."""
+"""Registries: built-in entries, an unknown name, and entries that a file registers."""
 
 import importlib
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from bert_jax import registry
 from bert_jax.config_loader import execute
 from bert_jax.errors import UsageError
-from bert_jax.registry import OPTIMIZERS, SCHEDULES, Registry
+from bert_jax.registry import OPTIMIZERS, Registry
 
 _TABLES = {name: table for name, table in vars(registry).items() if isinstance(table, Registry)}
 
@@ -21,19 +21,19 @@ def fruit() -> Registry:
 
 @pytest.fixture
 def tables(monkeypatch):
-    """The tables, which are as they were when the test has ended."""
+    """Removes the entries that a test registers."""
     for table in _TABLES.values():
         monkeypatch.setattr(table, "_entries", dict(table._entries))
 
 
-def test_names_are_the_built_in_ones_and_then_those_of_files():
+def test_built_in_names_come_before_registered_ones():
     table = fruit()
     table.register("banana", 3)
     assert table.names() == ["apple", "cherry", "banana"]
     assert "apple" in table and "banana" in table and "date" not in table
 
 
-def test_a_built_in_entry_is_imported_when_it_is_asked_for():
+def test_a_built_in_entry_is_imported_at_its_first_use():
     import json
 
     table = fruit()
@@ -55,13 +55,6 @@ def test_an_unknown_name_is_an_error_with_the_nearest(name, hint):
     assert ("Did you mean" in str(caught.value)) == bool(hint)
 
 
-def test_the_nearest_may_be_a_files_own():
-    table = fruit()
-    table.register("banana", 3)
-    with pytest.raises(UsageError, match="Did you mean 'banana'"):
-        table["bananas"]
-
-
 def test_a_built_in_entry_cannot_be_replaced():
     table = fruit()
     with pytest.raises(UsageError, match=r"fruit\.kind 'apple' is built in; register yours by an"):
@@ -75,41 +68,17 @@ def test_a_built_in_entry_cannot_be_replaced():
 _MINE = "from bert_jax.registry import OPTIMIZERS\nOPTIMIZERS.register('mine', lambda config: {})\n"
 
 
-def test_a_file_that_is_executed_again_replaces_its_own(tables, tmp_path, monkeypatch):
+def test_a_file_that_is_executed_again_replaces_its_entries(tables, tmp_path, monkeypatch):
     path = tmp_path / "mine_again.py"
     monkeypatch.syspath_prepend(tmp_path)
-    for number, load in enumerate(
-        (
-            lambda: execute(path),
-            lambda: execute(path),
-            lambda: execute(tmp_path / ".." / tmp_path.name / path.name),
-            lambda: importlib.import_module(path.stem),
-            lambda: importlib.reload(sys.modules[path.stem]),
-        )
-    ):
-        path.write_text("\n" * number + _MINE.format(number))
-        load()
+    for number, load in enumerate((execute, execute, lambda _: importlib.import_module(path.stem))):
+        path.write_text(_MINE.format(number))
+        load(path)
         assert OPTIMIZERS["mine"](None) == number
-    # A cell of a notebook, and a statement that is executed again.
-    notebook = {}
-    for number in (1, 2):
-        exec("\n" * number + _MINE.format(number).replace("mine", "cell"), notebook)
-        SCHEDULES.register("mine", lambda step, number=number: number)
-        assert SCHEDULES["mine"](0) == OPTIMIZERS["cell"](None) == number
-
-
-def test_a_name_of_another_file_is_refused(tables, tmp_path):
-    first, second = tmp_path / "first.py", tmp_path / "second.py"
-    first.write_text(_MINE)
-    second.write_text("\n" + _MINE)
-    execute(first)
-    taken = rf"optimizer.kind 'mine' is registered by {first}; register yours by another"
-    with pytest.raises(UsageError, match=taken):
-        execute(second)
 
 
 @pytest.mark.parametrize("name", _TABLES)
-def test_an_entry_of_another_kind_is_refused_where_it_is_registered(name):
+def test_register_rejects_an_entry_of_another_type(name):
     table = _TABLES[name]
     for wrong in (3, object()):
         with pytest.raises(UsageError, match=r"'mine' must be an? "):
@@ -121,7 +90,7 @@ def test_an_entry_of_another_kind_is_refused_where_it_is_registered(name):
 
 
 @pytest.mark.parametrize("name", _TABLES)
-def test_the_built_in_entries_are_of_the_kind_that_is_asked_for(tables, name):
+def test_built_in_entries_have_the_type_that_register_requires(tables, name):
     table = _TABLES[name]
     for number, builtin in enumerate(table.names()):
         if getattr(table[builtin], "kind", None):  # a section has one kind
@@ -131,15 +100,15 @@ def test_the_built_in_entries_are_of_the_kind_that_is_asked_for(tables, name):
 
 
 @pytest.mark.parametrize("name", _TABLES)
-def test_every_built_in_entry_is_there(name):
+def test_every_built_in_entry_exists(name):
     table = _TABLES[name]
     assert table.names()
     for builtin in table._builtin:
         assert table[builtin] is not None
 
 
-def test_the_tables_cost_nothing():
-    """A config is read in an instant: nothing of what they list is imported."""
+def test_registries_import_no_entry():
+    """A config is read without JAX: no entry is imported."""
     code = (
         "import sys, bert_jax.registry, bert_jax.config\n"
         "found = {'jax', 'flax', 'numpy', 'optax'} & set(sys.modules)\n"

@@ -55,31 +55,35 @@ def allowed_changes(
     `allowed` that needs no permission.
     """
     flat = flatten(old), flatten(new)
-    known = {path for path in (*flat[0], *flat[1]) if not is_free(path, new, old)} | {"corpus"}
-    known |= {path for path, _, _ in others}
+    fields = dict.fromkeys([*flat[0], *flat[1]])
+    bound = [path for path in fields if not is_free(path, new, old)]
+    known = [*bound, "corpus", *(path for path, _, _ in others)]
     for path in allowed:
         if not any(is_within(each, [path]) for each in known):
-            free = any(is_within(each, [path]) for each in (*flat[0], *flat[1]))
+            free = any(is_within(each, [path]) for each in fields)
             hint = f": no such option.{nearest(path, known)}"
             raise UsageError(f"`allow_change` {path}{' may change without it' if free else hint}")
-    changes = [each for each in differences(*flat) if not is_free(each[0], new, old)] + [*others]
-    refused = [change for change in changes if not is_within(change[0], allowed)]
-    refused += [c for c in changes if c not in refused and _is_fixed(c[0], others)]
-    if refused:
-        listed = "; ".join(f"{path}: {_short(a)} -> {_short(b)}" for path, a, b in refused)
-        remedy = "Use the same config and data to resume it, or another `workdir`"
-        fixed = [path for path, _, _ in refused if _is_fixed(path, others)]
-        if fixed:
-            remedy = f"{', '.join(fixed)} cannot change in a run. {remedy}"
-        if has_allow_change and not fixed:
-            flags = " ".join(f"`allow_change` {path}" for path in _grouped(refused))
-            remedy += f", or permit the change: {flags}"
-        if has_allow_change and not any(path.startswith(("model.", "tokenizer")) for path in fixed):
-            remedy += f"; `init_from` {name} starts a new run from its parameters"
-        if "tokenizer" in fixed:
-            remedy += f"; prepare with `tokenizer` {name}/tokenizer makes a corpus for its model"
-        raise ResumeRefused(f"workdir {name} holds a run that differs: {listed}. {remedy}.")
-    return changes
+    changes = [each for each in differences(*flat) if each[0] in bound] + [*others]
+    fixed = [path for path, _, _ in changes if is_saved(path)]
+    fixed += [path for path, _, _ in others if path.partition(".")[0] != "corpus"]
+    refused = [c for c in changes if c[0] in fixed or not is_within(c[0], allowed)]
+    if not refused:
+        return changes
+    listed = "; ".join(f"{path}: {_short(a)} -> {_short(b)}" for path, a, b in refused)
+    remedy = "Use the same config and data to resume it, or another `workdir`"
+    if fixed:
+        remedy = f"{', '.join(fixed)} cannot change in a run. {remedy}"
+    elif has_allow_change:
+        paths = [path for path, _, _ in refused]
+        if sum(path.startswith("phases.") for path in paths) > 2:
+            paths = ["phases" if path.startswith("phases.") else path for path in paths]
+        flags = " ".join(f"`allow_change` {path}" for path in dict.fromkeys(paths))
+        remedy += f", or permit the change: {flags}"
+    if has_allow_change and not any(path.startswith(("model.", "tokenizer")) for path in fixed):
+        remedy += f"; `init_from` {name} starts a new run from its parameters"
+    if "tokenizer" in fixed:
+        remedy += f"; prepare with `tokenizer` {name}/tokenizer makes a corpus for its model"
+    raise ResumeRefused(f"workdir {name} holds a run that differs: {listed}. {remedy}.")
 
 
 def is_within(path: str, sections: Sequence[str]) -> bool:
@@ -88,21 +92,7 @@ def is_within(path: str, sections: Sequence[str]) -> bool:
     return any(f"{path}.".startswith(f"{name}.") for name in names)
 
 
-def _is_fixed(path: str, others: Sequence[Change]) -> bool:
-    """Returns whether no permission is possible: for saved options, and for inputs but a corpus."""
-    is_input = any(path == other for other, _, _ in others)
-    return is_saved(path) or (is_input and path.partition(".")[0] != "corpus")
-
-
 def _short(value: Any) -> str:
     """Returns a value for a message, and only the first digits of a digest."""
     is_digest = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)
     return repr(value[:12] if is_digest else value)
-
-
-def _grouped(changes: Sequence[Change]) -> list[str]:
-    """Returns the paths of changes, and `phases` for more than two fields of phases."""
-    paths = [path for path, _, _ in changes]
-    many = sum(path.startswith("phases.") for path in paths) > 2
-    grouped = ["phases" if many and path.startswith("phases.") else path for path in paths]
-    return list(dict.fromkeys(grouped))

@@ -163,9 +163,9 @@ def test_specs_by_the_fields():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("global_attention_every_n_layers=3", "which has an effect with model"),
-        ("local_rope_theta=100", "does not read: only rotary"),
-        ("first_global_layer=2", "which has an effect with model"),
+        ("global_attention_every_n_layers=3", "has an effect with attention_window only"),
+        ("local_rope_theta=100", "has an effect with position_embedding_type rotary"),
+        ("first_global_layer=2", "has an effect with global_attention_every_n_layers"),
         ("mixer=attentoin", "Did you mean 'attention'?"),
     ],
 )
