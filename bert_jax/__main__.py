@@ -3,18 +3,15 @@
 Functions import what they need, so that Ctrl-C is handled before heavy imports.
 """
 
-import codecs
-import contextlib
 import errno
 import io
-import json
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from typing import TextIO
 
+from bert_jax.cli import output
 from bert_jax.errors import (
     BertJaxError,
     Interrupted,
@@ -46,7 +43,7 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
     `ending` handles the signals of the process: it gets the name of the command and what it leaves.
     """
     from bert_jax import config_loader
-    from bert_jax.cli import options, output, usage
+    from bert_jax.cli import options, usage
 
     words = sys.argv[1:] if argv is None else argv
     parser = usage.command_parser(words)
@@ -81,8 +78,7 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
         return error.exit_code
     except OSError as error:
         # EIO is the error of a terminal that was closed.
-        if error.errno in (errno.EPIPE, errno.EIO) and not error.filename and output.is_closed():
-            output.discard(sys.stdout)
+        if error.errno in (errno.EPIPE, errno.EIO) and not output.flushed(sys.stdout):
             return _PIPE_CLOSED
         name = f"{error.filename}: " if error.filename else ""
         if (failure := network.failure_of(error)) is not None:
@@ -108,15 +104,13 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
 
 def console() -> None:
     """The `bert-jax` command. Does not wait at the exit for storage, data or other processes."""
-    # A terminal that lacks a letter shows its number, as JSON writes it.
-    codecs.register_error("numbered", _numbered)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="numbered")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a character
+        sys.stdout.reconfigure(errors="backslashreplace")
     with Ending() as ending:
         try:
             code = main(ending=ending)
         except SystemExit:  # from argparse, after --help or a wrong option
-            _flush(sys.stdout, BrokenPipeError)
+            output.flushed(sys.stdout)
             raise
         except BaseException:
             # An import or a library may have replaced the interruption by another error.
@@ -127,35 +121,18 @@ def console() -> None:
     if ending.code is not None:
         leave(ending.code)
     # At an ordinary exit jax waits for connected processes, which may have failed, and then ends
-    # this one with another code.
+    # this process with another code.
     is_busy = any(thread.name == ABANDONED for thread in threading.enumerate())
     if (
         is_busy
         or _has_peers()
         or code in {kind.exit_code for kind in (StorageFailed, Unreachable, Preempted, Interrupted)}
     ):
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        output.flushed(sys.stdout)
+        output.flushed(sys.stderr)
         os._exit(code)
-    _flush(sys.stderr, OSError)
+    output.flushed(sys.stderr)
     sys.exit(code)
-
-
-def _numbered(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
-
-
-def _flush(stream: TextIO, allowed: type[OSError]) -> None:
-    """Flushes a stream. Discards its text after an `allowed` error: the exit code stays."""
-    try:
-        stream.flush()
-    except allowed:
-        from bert_jax.cli import output
-
-        output.discard(stream)
 
 
 def _has_peers() -> bool:

@@ -14,7 +14,6 @@ from typing import Any, Self
 from bert_jax.errors import shown
 
 _SECONDS_BETWEEN_LINES = 15.0
-_LEAVING_SECONDS = 0.5
 # Larger numbers are written with an exponent: the perplexity of a diverged run has 306 digits.
 LONG = 1e9
 
@@ -76,9 +75,6 @@ ABANDONED = "abandoned"
 
 def leave(code: int) -> None:
     """Ends the process at once, from any thread. It never returns."""
-    last = threading.Timer(_LEAVING_SECONDS, os._exit, (code,))  # a terminal may block
-    last.daemon = True
-    last.start()
     stop_bar()
     os._exit(code)
 

@@ -1,9 +1,8 @@
-"""The output of the command line: tables on stdout, the library's messages on stderr."""
+"""The output of the command line: tables on stdout, messages of the library on stderr."""
 
 import logging
 import os
 import re
-import select
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TextIO
@@ -20,63 +19,56 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
     found = Table()
     for column in columns:
-        # What has no blanks, a path or Chinese, goes on in the next line: its end may be all that
-        # two rows differ in.
+        # A text without blanks, such as a path, continues in the next line: two rows may differ in
+        # its end only.
         found.add_column(Text(shown(column)), overflow="fold")
     for row in rows:
-        # A cell may have several lines: its frame says that they are one.
+        # A cell may have several lines.
         found.add_row(*(Text("\n".join(map(shown, cell.split("\n")))) for cell in row))
 
-    class Raising(Console):
-        def on_broken_pipe(self) -> None:
-            """Leaves it to `main`: the console would end the process with a code of its own."""
-            raise
-
-    # A file or a pipe has no width of its own.
-    console = Raising(width=None if sys.stdout.isatty() else 110)
-    # A title of the table's own would be cut to lines of its width, and be in italics.
-    console.print(Text(shown(title)), soft_wrap=True)
-    console.print(found)
+    # A file or a pipe has no width.
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    # Printed by `print`: the console would end the process if the pipe is closed.
+    with console.capture() as text:
+        # The title of a `Table` would be wrapped to the width of the table.
+        console.print(Text(shown(title)), soft_wrap=True)
+        console.print(found)
+    print(text.get(), end="")
 
 
 def tell(text: str) -> None:
-    """Prints a line on stdout that may quote a record: it acts on no terminal."""
+    """Prints a line on stdout. Control characters of quoted records are escaped."""
     print(shown(text))
 
 
-def is_closed() -> bool:
-    """Returns whether whoever read what is printed has left, as `head` does."""
+def flushed(stream: TextIO) -> bool:
+    """Flushes a stream. Returns False if it has no reader: its text is discarded, because a flush
+    at the exit of the process would fail again.
+    """
     try:
-        descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
         return False
-    asked = select.poll()
-    asked.register(descriptor, 0)
-    return any(event & select.POLLERR for _, event in asked.poll(0))
-
-
-def discard(stream: TextIO) -> None:
-    """Lets what is still to be written go nowhere: at the exit it would fail again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+    return True
 
 
 def in_options(text: str, options: Mapping[str, str]) -> str:
-    """Returns a message of the library in the words of the command line.
+    """Returns a message of the library with the options of the command line.
 
-    The library names an argument `init_from`, and a change of the config "set model.x=1"; whoever
-    types a command knows them as --init-from and --set model.x=1. `options` maps an argument's name
-    to the option that gives it.
+    An argument `init_from` becomes --init-from, and "set model.x=1" becomes --set model.x=1.
+    `options` maps the name of an argument to its option.
     """
     text = re.sub(r"`([a-z_]+)`", lambda m: options.get(m[1], m[0]), text)
     text = re.sub(r"(?<![\w-])set (?=[a-z][\w.]*=)", "--set ", text)
-    # What is wrong with a --set comes first in its message, whatever was typed there.
+    # The message of a wrong --set starts with "override".
     return re.sub(r"^override (?=.*:)", "--set ", text, flags=re.DOTALL)
 
 
 class MessageHandler(logging.Handler):
-    """Writes the library's messages on stderr, one a line, in the words of the command line."""
+    """Writes the messages of the library to stderr, one per line, as `in_options` returns them."""
 
     def __init__(self, options: Mapping[str, str]):
         """`options` is that of `in_options`."""
@@ -88,7 +80,7 @@ class MessageHandler(logging.Handler):
 
 
 def show_messages(options: Mapping[str, str]) -> None:
-    """Shows the messages of `bert_jax` on stderr from now on, in the words of `in_options`."""
+    """Shows the messages of the logger `bert_jax` on stderr, as `in_options` returns them."""
     logger = logging.getLogger("bert_jax")
     for handler in [*logger.handlers]:
         if isinstance(handler, MessageHandler):

@@ -4,10 +4,8 @@ Every process runs the same program on its own part of each batch. Process 0 wri
 processes write checkpoints, through orbax, to a workdir that all of them see.
 """
 
-import contextlib
 import hashlib
 import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -231,19 +229,6 @@ def all_end() -> bool:
     except jax.errors.JaxRuntimeError:
         return False
     return True
-
-
-def reports(name: str, text: str, *, seconds: float) -> dict[int, str]:
-    """Publishes a text of this process. Returns the texts that processes publish within `seconds`,
-    by their numbers; {} if the coordination service is gone.
-    """
-    folder = f"bert-jax/{name}/"
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        _client().key_value_set(f"{folder}{jax.process_index()}", text, allow_overwrite=True)
-        time.sleep(seconds)
-        pairs = _client().key_value_dir_get(folder)
-        return {int(key.rpartition("/")[2]): value for key, value in pairs}
-    return {}
 
 
 def _client() -> Any:

@@ -2,9 +2,8 @@
 
 jax notices a peer that died, but not one that sleeps. So the loop reports what it does
 (`watchdog.at("step 12")`). A thread that sees no report for `deadline_seconds` prints all stacks
-and ends the process with 200, which a supervisor restarts. With several processes, each one that
-hangs tells the others, which shows the process that waits for no other. If no Python code runs (a
-held GIL), the C thread of faulthandler ends the process five seconds later.
+and ends the process with 200, which a supervisor restarts. If no Python code runs (a held GIL), the
+C thread of faulthandler ends the process five seconds later.
 """
 
 import faulthandler
@@ -18,12 +17,11 @@ from typing import Self
 import jax
 
 from bert_jax.progress import say
-from bert_jax.runtime import distributed
 
 HANG = 200
 # The descriptor: an object in place of sys.stderr, in a notebook or a test, may have none.
 _STDERR = 2
-_BACKSTOP_SECONDS, _ASKING_SECONDS = 5.0, 3.0
+_BACKSTOP_SECONDS = 5.0
 # Deadlines for work that cannot report its progress, such as a compilation.
 COMPILE_PATIENCE = 4.0
 
@@ -71,9 +69,8 @@ class Watchdog:
                 self._end(what, seconds)
 
     def _end(self, what: str, seconds: float) -> None:
-        # What follows may hang as well.
-        longest = _ASKING_SECONDS + 2 * _BACKSTOP_SECONDS
-        faulthandler.dump_traceback_later(longest, exit=True, file=_STDERR)
+        # The terminal may block.
+        faulthandler.dump_traceback_later(_BACKSTOP_SECONDS, exit=True, file=_STDERR)
         rank, ranks = jax.process_index(), jax.process_count()
         place = _place(sys._current_frames().get(self._main or 0))
         say("")  # the current line of the terminal may be incomplete
@@ -81,24 +78,12 @@ class Watchdog:
             f"bert-jax: process {rank} of {ranks} hangs: no progress for {seconds:.0f} s in "
             f"{what!r}, at {place}"
         )
-        if ranks > 1:
-            # In a thread: the service that is asked may hang as well.
-            asking = threading.Thread(target=_name_others, args=(f"{what!r}",), daemon=True)
-            asking.start()
-            asking.join(_ASKING_SECONDS + 1.0)
         say(
             "The state on disk is intact: the same command resumes from the newest checkpoint. If "
             f"the work only takes long, raise deadline_seconds ({self._deadline:g})"
         )
         faulthandler.dump_traceback(all_threads=True, file=_STDERR)
         os._exit(HANG)
-
-
-def _name_others(own: str) -> None:
-    found = distributed.reports("hangs", own, seconds=_ASKING_SECONDS)
-    for rank in range(jax.process_count()):
-        say(f"  process {rank}: {found.get(rank, 'no report')}")
-    say("  the cause is the process that waits for no other, or that does not report")
 
 
 def _place(frame: types.FrameType | None) -> str:

@@ -19,7 +19,7 @@ _HANGS = {
     "loader of one of two": (2, 1, "loader=9:600", "waiting for the data of step"),
     "save of one of two": (2, 0, "save=600", "waiting for a save"),
     "barrier of one of two": (2, 1, "barrier=600", "barrier"),
-    # The stopped process reports nothing, which the other one says.
+    # The other process names the step in which it waits.
     "stopped": (2, 1, "step=0.6", "step "),
 }
 _SHORT = ("loader", "stopped")
@@ -61,7 +61,7 @@ def test_hang(tmp_path, corpus, what, repeat):
     assert 0 not in codes
     logs = [run.log(n) for n in range(processes)]
     assert any(words in log for log in logs), logs
-    if processes > 1:
+    if processes > 1 and what != "stopped":
         assert any(f"process {rank}" in log for log in logs), logs
     if what != "gil":
         assert any("hangs: no progress for" in log and ".py:" in log for log in logs)
