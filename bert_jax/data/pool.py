@@ -16,6 +16,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -28,32 +29,19 @@ _AHEAD = 4
 _OFFERED = 2
 _SECONDS_BETWEEN_LOOKS = 0.1
 
-
-class _Context(threading.local):
-    pool: "Pool | _Pipe | None" = None
-
-
-# Of the thread that runs a task: its pool, or the pipe to its pool.
-_context = _Context()
+# The pool of the task that this process runs, or the pipe to the pool.
+_pool: "Pool | _Pipe | None" = None
 
 
 def count(*amounts: int) -> None:
     """Adds to what the tasks of `Pool.map` count, up to three numbers."""
-    if _context.pool is not None:
-        _context.pool.count(amounts)
+    if _pool is not None:
+        _pool.count(amounts)
 
 
 def offer(function: Callable[..., Any], *arguments: Any) -> bool:
     """Lets another process run a task if one has nothing to do; returns whether one does."""
-    pool = _context.pool
-    if pool is None or not pool.wants():
-        return False
-    pool.take(function, arguments)
-    return True
-
-
-class _WorkerKilled(Exception):
-    """A worker process ended in the middle of a task."""
+    return _pool is not None and _pool.offer(function, arguments)
 
 
 class Pool:
@@ -68,20 +56,22 @@ class Pool:
         self.counts = [0, 0, 0]  # by the tasks since `map` was called
         # A forked copy of a process that runs threads (tokenizers, jax) can deadlock.
         self._context = multiprocessing.get_context("spawn")
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="pool")
         self._of_thread = threading.local()
         self._lock, self._is_over = threading.Lock(), False
-        self._was_killed = threading.Event()
         self._processes: list[multiprocessing.process.BaseProcess] = []
-        self._unfinished = 0  # tasks that were submitted
-        self._offered: list[Future[Any]] = []
+        # The tasks of `map` in their order, and offered tasks after those that were there before.
+        self._waiting: deque[Future[Any]] = deque()
+        self._unfinished = 0  # tasks of processes
+        self._failed: BaseException | None = None
+        self._watch: Callable[[], None] = lambda: None
+        if workers > 1:
+            worker.prepare_for_workers()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._threads is None:
-            return
         with self._lock:
             self._is_over = True
             for process in self._processes:
@@ -101,127 +91,88 @@ class Pool:
         watch: Callable[[], None] = lambda: None,
     ) -> Iterator[Any]:
         """Yields the results in the order of the arguments, which are taken when they are needed;
-        between them, those of tasks that were offered.
+        between them, the results of offered tasks.
 
         A task with arguments for which `is_here` runs in this process. `watch` is called from time
-        to time. Raises what a task raises, and BertJaxError where a process was killed.
+        to time. Raises the first error of a task, and BertJaxError where a process was killed.
         """
-        self.counts[:] = [0, 0, 0]
+        self.counts[:], self._watch = [0, 0, 0], watch
+        left = iter(arguments)
         if self.workers == 1:
-            self._watch = watch
-            for each in arguments:
-                yield self._run_here(function, each)
+            yield from (self._run_here(function, each).result() for each in left)
             return
-        try:
-            yield from self._map(function, iter(arguments), is_here, watch)
-        except _WorkerKilled as error:
-            raise BertJaxError(
-                "a worker process was killed, perhaps for lack of memory; run the same command "
-                f"again to resume, with fewer than `workers` {self.workers} if memory is the reason"
-            ) from error
-
-    def _map(
-        self,
-        function: Callable[..., Any],
-        arguments: Iterator[tuple[Any, ...]],
-        is_here: Callable[[tuple[Any, ...]], bool],
-        watch: Callable[[], None],
-    ) -> Iterator[Any]:
-        if self._threads is None:
-            worker.prepare_for_workers()
-            self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="pool")
-        waiting: deque[Future[Any]] = deque()
-        are_over = False
         while True:
+            for each in islice(left, max(0, _AHEAD * self.workers - len(self._waiting))):
+                run = self._run_here if is_here(each) else self._submit
+                self._waiting.append(run(function, each))
             # Not only where its result is next: the tasks before may take hours.
-            if self._was_killed.is_set():
-                raise _WorkerKilled
-            while not are_over and len(waiting) < _AHEAD * self.workers:
-                each = next(arguments, None)
-                are_over = each is None
-                if each is not None:
-                    submit = self._submit_here if is_here(each) else self._submit
-                    waiting.append(submit(function, each))
-            if waiting and waiting[0].done():
-                yield waiting.popleft().result()
-                continue
-            with self._lock:
-                done = [future for future in self._offered if future.done()]
-                self._offered = [future for future in self._offered if not future.done()]
-                running = [*(future for future in waiting if not future.done()), *self._offered]
-            for future in done:
-                yield future.result()
-            if not waiting and not running:
+            if self._failed is not None:
+                raise self._failed
+            if not self._waiting:
                 return
-            concurrent.futures.wait(
-                running, _SECONDS_BETWEEN_LOOKS, concurrent.futures.FIRST_COMPLETED
-            )
-            watch()
+            if self._waiting[0].done():
+                yield self._waiting.popleft().result()
+            else:
+                concurrent.futures.wait([self._waiting[0]], _SECONDS_BETWEEN_LOOKS)
+                watch()
 
-    # --- what a task asks for ---------------------------------------------------------------------
+    # --- what a task in this process asks for -----------------------------------------------------
 
     def count(self, amounts: tuple[int, ...]) -> None:
-        with self._lock:
-            for at, amount in enumerate(amounts):
-                self.counts[at] += amount
-        if self.workers == 1:
-            self._watch()
+        self._add(amounts)
+        self._watch()
 
-    def wants(self) -> bool:
-        return self.workers > 1 and self._unfinished < _OFFERED * self.workers
-
-    def take(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        future = self._submit(function, arguments)
-        with self._lock:
-            self._offered.append(future)
+    def offer(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
+        if is_wanted := self._has_idle():
+            self._waiting.append(self._submit(function, arguments))
+        return is_wanted
 
     # --- running tasks ----------------------------------------------------------------------------
 
-    def _run_here(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        _context.pool = self
+    def _run_here(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
+        global _pool
+        _pool, future = self, Future[Any]()
         try:
-            return function(self.shared, *arguments)
+            future.set_result(function(self.shared, *arguments))
         finally:
-            _context.pool = None
-
-    def _submit_here(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
-        future = Future[Any]()
-
-        def run() -> None:
-            try:
-                future.set_result(self._run_here(function, arguments))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=run, daemon=True).start()
+            _pool = None
         return future
 
     def _submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
-        assert self._threads is not None
         with self._lock:
             self._unfinished += 1
         return self._threads.submit(self._call, function, arguments)
 
+    def _has_idle(self) -> bool:
+        return self.workers > 1 and self._unfinished < _OFFERED * self.workers
+
+    def _add(self, amounts: tuple[int, ...]) -> None:
+        with self._lock:
+            for at, amount in enumerate(amounts):
+                self.counts[at] += amount
+
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Returns what a task returns in the process of this thread, or raises what it raises."""
-        connection: Connection | None = getattr(self._of_thread, "connection", None)
+        """Returns the result of a task in the process of this thread, or raises its error."""
         try:
-            if connection is None:
-                connection = self._of_thread.connection = self._start_process()
-                # Not an argument of the process: `Process.start` of a process that is killed while
-                # it reads more than the buffer of a pipe (64 KiB) never returns.
-                connection.send(self.shared)
-            connection.send((function, arguments))
-            what, value = self._answer(connection)
-        except (EOFError, OSError) as error:
-            self._was_killed.set()
-            raise _WorkerKilled from error
+            try:
+                connection = self._connection()
+                connection.send((function, arguments))
+                what, value = self._answer(connection)
+            except (EOFError, OSError) as error:
+                raise BertJaxError(
+                    "a worker process was killed, perhaps for lack of memory; run the same "
+                    f"command again to resume, with fewer than `workers` {self.workers} if memory "
+                    "is the reason"
+                ) from error
+            if what == "error":
+                raise value
+            return value
+        except BaseException as error:
+            self._failed = self._failed or error
+            raise
         finally:
             with self._lock:
                 self._unfinished -= 1
-        if what == "error":
-            raise value
-        return value
 
     def _answer(self, connection: Connection) -> tuple[str, Any]:
         """Returns "result" or "error" of the task of a process, and the value. Meanwhile, does what
@@ -230,24 +181,30 @@ class Pool:
         while True:
             what, value = connection.recv()
             if what == "count":
-                self.count(value)
-            elif what == "wants":
-                connection.send(is_wanted := self.wants())
+                self._add(value)
+            elif what == "offer":
+                connection.send(is_wanted := self._has_idle())
                 if is_wanted:
-                    self.take(*connection.recv())
+                    self._waiting.append(self._submit(*connection.recv()))
             else:
                 return what, value
 
-    def _start_process(self) -> Connection:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs,))
-        with self._lock:
-            if self._is_over:
-                raise _WorkerKilled
-            process.start()
-            self._processes.append(process)
-        theirs.close()
-        return ours
+    def _connection(self) -> Connection:
+        """Returns the pipe to the process of this thread, which is started if there is none."""
+        if not hasattr(self._of_thread, "connection"):
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_work, args=(theirs,))
+            with self._lock:
+                if self._is_over:
+                    raise EOFError
+                process.start()
+                self._processes.append(process)
+            theirs.close()
+            self._of_thread.connection = ours
+            # Not an argument of the process: `Process.start` of a process that is killed while it
+            # reads more than the buffer of a pipe (64 KiB) never returns.
+            ours.send(self.shared)
+        return self._of_thread.connection
 
 
 class _Pipe:
@@ -259,19 +216,19 @@ class _Pipe:
     def count(self, amounts: tuple[int, ...]) -> None:
         self._pipe.send(("count", amounts))
 
-    def wants(self) -> bool:
-        self._pipe.send(("wants", None))
-        return self._pipe.recv()
-
-    def take(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self._pipe.send((function, arguments))
+    def offer(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
+        self._pipe.send(("offer", None))
+        if is_wanted := self._pipe.recv():
+            self._pipe.send((function, arguments))
+        return is_wanted
 
 
 def _work(pipe: Connection) -> None:
     """Runs the tasks that come through the pipe, until the command closes it or ends."""
+    global _pool
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     worker.begin()
-    _context.pool = _Pipe(pipe)
+    _pool = _Pipe(pipe)
     with contextlib.suppress(EOFError, ConnectionError):
         shared = pipe.recv()
         while True:

@@ -1,14 +1,11 @@
-"""The reports of a job's machines to the command: signs of life, notes for the person watching, and
-the error that ends the job.
+"""The reports of a job's machines to the command: notes for the user, and the error that ends the
+job.
 """
 
 import contextlib
 import hashlib
-import itertools
 import json
 import logging
-import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -18,10 +15,8 @@ from bert_jax.data.corpus.folder import Folder
 from bert_jax.data.corpus.job import Job
 from bert_jax.errors import BertJaxError, shown
 
-# Seconds between two signs of life of a stage.
-BEAT = 5.0
 _T = TypeVar("_T")
-_ERROR, _RUNNING = "error.json", "job"
+_ERROR = "error.json"
 # Lines that this process has logged: in the command's process they are shown already.
 _logged: set[str] = set()
 
@@ -32,7 +27,7 @@ def reported(job: Job, stage: Callable[..., _T], *arguments: Any) -> _T:
     lines: list[str] = []
     try:
         job.require_versions()
-        with _alive(folder), _noted(lines):
+        with _noted(lines):
             return stage(job, *arguments)
     except BertJaxError as error:
         report = {"kind": type(error).__name__, "lines": [*map(str, error.args)]}
@@ -62,7 +57,6 @@ class Reports:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder / "reports"
         self._shown: set[str] = set()
-        self._folder.write(_RUNNING, b"")
 
     def notes(self) -> Iterator[str]:
         """Yields the lines that came since the last call."""
@@ -71,10 +65,6 @@ class Reports:
             for line in json.loads((self._folder / "notes").read(name)):
                 if line not in _logged:
                     yield shown(str(line))
-
-    def alive(self) -> dict[str, Any]:
-        """Returns the stages that are at work, each with a value that a sign of life changes."""
-        return (self._folder / "alive").names()
 
 
 class _Lines(logging.Handler):
@@ -98,30 +88,3 @@ def _noted(lines: list[str]) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-
-
-@contextlib.contextmanager
-def _alive(folder: Folder) -> Iterator[None]:
-    """Gives signs of life: a file that is written repeatedly, and is removed at the end."""
-    ended = threading.Event()
-    name = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
-    thread = threading.Thread(target=_beat, args=(folder, name, ended), daemon=True, name="beat")
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        # A remaining thread would use the network after the end of the job.
-        thread.join()
-
-
-def _beat(folder: Folder, name: str, ended: threading.Event) -> None:
-    for number in itertools.count():
-        with contextlib.suppress(BertJaxError, OSError):  # the next sign may succeed
-            if number and not folder.has(_RUNNING):
-                return
-            (folder / "alive").write(name, str(number).encode())
-        if ended.wait(BEAT):
-            break
-    with contextlib.suppress(BertJaxError, OSError):
-        (folder / "alive").remove([name])

@@ -4,11 +4,10 @@ import contextlib
 import io
 import itertools
 import logging
-import math
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,6 @@ from bert_jax.errors import BertJaxError, UsageError, install_command
 from bert_jax.progress import Progress, note
 from bert_jax.worker import kill_descendants
 
-# Seconds after which workers without a sign of life count as dead: processes, and containers, which
-# are fetched first.
-_PATIENCE, _PATIENCE_OF_CONTAINERS = 60.0, 600.0
-# An engine may group for so many times longer while no worker is at work.
-_IDLE = 5
 # Seconds for which the job's folder may be unreachable from here.
 _UNHEARD = 900.0
 _WITHOUT_CONTAINERS = ("EXTERNAL", "PROCESS", "LOOPBACK")
@@ -48,11 +42,11 @@ _WITH_PACKAGE = ("extra_package", "requirements_file", "sdk_container_image", "s
 def prepare_on(
     runner: str, flags: Sequence[str], source: Sequence[str], output: str, **options: Any
 ) -> dict[str, Any]:
-    """Does as `prepare`, by a Beam runner with the options `flags`.
+    """Makes a corpus as `prepare` does, by a Beam runner with the options `flags`.
 
-    `output` may be at an address. Returns the content of corpus.json. Raises as `prepare` does,
-    UsageError for what only one machine can do, and BertJaxError where the job fails, or its
-    workers give no sign of life.
+    `output` may be an address. Returns the content of corpus.json. Raises as `prepare` does,
+    UsageError for options, sources and outputs that only one machine has, and BertJaxError where
+    the job fails.
     """
     if "workers" in options:
         raise UsageError("`workers` is for this machine: options of a runner come after --")
@@ -97,9 +91,7 @@ class _Run:
         folder: Path,
     ) -> None:
         self._runner = runner
-        self._pipeline, self._patience = pipeline_of(
-            runner, flags, extras_of(options, output), folder
-        )
+        self._pipeline = pipeline_of(runner, flags, extras_of(options, output), folder)
 
     def __call__(self, job: Job, units: list[Unit]) -> None:
         """Runs the job to its end. Raises BertJaxError where it fails, and cancels it where this
@@ -126,7 +118,7 @@ class _Run:
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
-            _wait(job, reports, thread, len(units), self._patience)
+            _wait(job, reports, thread, len(units))
         except BaseException:
             for job_there in running:  # it would continue, and cost money
                 try:
@@ -149,11 +141,8 @@ class _Run:
         ) from error
 
 
-def pipeline_of(
-    runner: str, flags: Sequence[str], extras: Sequence[str], folder: Path
-) -> tuple[Any, float]:
-    """Returns an empty pipeline with the runner's options, and the seconds after which workers
-    without a sign of life count as dead.
+def pipeline_of(runner: str, flags: Sequence[str], extras: Sequence[str], folder: Path) -> Any:
+    """Returns an empty pipeline with the runner's options.
 
     Workers in containers install this package with `extras`, which is written to a folder, unless
     the options of the runner name another package. Raises UsageError for wrong options.
@@ -186,8 +175,6 @@ def pipeline_of(
     unknown = sorted(every.keys() - options.get_all_options().keys())
     if unknown and runner in (_DATAFLOW, _DIRECT):
         raise UsageError(f"`runner` {runner} has no option {', '.join(unknown)}")
-    if other := every.get("runner"):
-        raise UsageError(f"`runner` is {runner}, and {other} after --: name it once, before --")
     # Beam ignores a word that is neither an option nor the value of an option.
     for before, word in itertools.pairwise(("", *flags)):
         if not word.startswith("-") and ("=" in before or not before.startswith("-")):
@@ -197,7 +184,7 @@ def pipeline_of(
     if not is_near and not any(flag.lstrip("-").startswith(_WITH_PACKAGE) for flag in flags):
         usual["extra_packages"] = [str(write_wheel(folder, extras))]
     try:
-        pipeline = beam.Pipeline(options=PipelineOptions(flags, **usual))
+        return beam.Pipeline(options=PipelineOptions(flags, **usual))
     except ValueError as error:  # an option is wrong, or missing
         reason = " ".join(str(error).split())
         raise UsageError(f"`runner` {runner}: {reason} (its options come after --)") from error
@@ -206,8 +193,6 @@ def pipeline_of(
             f"`runner` {runner} needs more of Apache Beam ({error}): "
             f"{install_command('apache-beam[gcp]', 'gcsfs')}"
         ) from error
-    patience = _PATIENCE if is_near else _PATIENCE_OF_CONTAINERS
-    return pipeline, math.inf if runner == _DATAFLOW else patience  # Dataflow watches its workers
 
 
 def extras_of(options: CorpusOptions, output: Folder) -> list[str]:
@@ -230,14 +215,10 @@ def _kill_workers() -> None:
     kill_descendants(_LOCAL.rpartition(".")[0].encode())
 
 
-def _wait(
-    job: Job, reports: Reports, thread: threading.Thread, units: int, patience: float
-) -> None:
-    """Waits for the thread, and shows the progress of the job. Raises BertJaxError where no worker
-    gives a sign of life for so many seconds.
-    """
-    watch, heard = SignsOfLife(patience), time.monotonic()
+def _wait(job: Job, reports: Reports, thread: threading.Thread, units: int) -> None:
+    """Waits for the thread, and shows the notes and the progress of the job."""
     usual = seconds = _FAR if job.output.is_address else _NEAR
+    heard = time.monotonic()
     with Progress("prepare", total=None) as progress:
         found = pieces = shards = 0
         progress.describe = lambda: (
@@ -252,43 +233,14 @@ def _wait(
                 found = len((job.scratch / "found").names())
                 pieces = len(job.pieces.names())
                 shards = len((job.output / "train").names()) // 3
-                signs = reports.alive()
             except (BertJaxError, OSError):
-                # The job may be well, and only this machine's network fail.
+                # The job may be well, and only the network of this machine fail.
                 if time.monotonic() - heard > _UNHEARD:
                     raise
                 continue
             heard = time.monotonic()
             progress.advance(0)
-            # Listing many pieces in a bucket takes long.
+            # To list many pieces in a bucket takes long.
             seconds = max(usual, 10 * (time.monotonic() - began))
-            if watch.lost(time.monotonic(), signs, (found, pieces, shards)):
-                raise BertJaxError(
-                    f"no worker has given a sign of life for more than {patience:.0f} s: check "
-                    "that the workers run, have bert-jax installed, and can write to "
-                    f"{job.folder}; the same command resumes"
-                )
     for line in reports.notes():
         note(line)
-
-
-class SignsOfLife:
-    """Finds out when waiting is useless: some engines wait forever for a worker that is gone."""
-
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
-        self._seen: Any = None  # the last signs of life, and the progress of the job
-        self._news = 0.0  # the time of the last change of these
-        self._has_begun = False
-
-    def lost(self, now: float, signs: Mapping[str, Any], progress: Any) -> bool:
-        """Returns whether no worker can be at work any more.
-
-        `signs` are of the stages that are at work, each with a value that a sign of life changes.
-        While no stage is at work, an engine may group for long.
-        """
-        if (signs, progress) != self._seen:
-            self._seen, self._news = (dict(signs), progress), now
-        self._has_begun |= bool(signs)
-        is_idle = self._has_begun and not signs
-        return now - self._news > self._patience * (_IDLE if is_idle else 1)
