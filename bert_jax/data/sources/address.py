@@ -24,9 +24,6 @@ KINDS = {
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _SHORT = re.compile(r"hf:(?!//)(.+)", re.DOTALL)
 _DATA_SET = re.compile(r"[\w.-]+/[\w.-]+(?=[@/]|$)")
-_PAGE_OF_HUB = re.compile(
-    r"huggingface\.co/datasets/([\w.-]+/[\w.-]+)/?(?:tree/main/?)?(?:[?#].*)?"
-)
 # An address of a web server is one file: the server lists none, and `?` begins a query.
 _WEB = ("https", "http")
 _MAGIC = re.compile(r"[*?[]")
@@ -141,8 +138,6 @@ def _parts(source: str) -> tuple[str, str]:
             f"{source}: addresses of the kind {kind}:// are not read, but {known} are; copy it, "
             "and name the copy"
         )
-    if kind in _WEB and (page := _PAGE_OF_HUB.fullmatch(place)):
-        raise UsageError(f"{source}: a page of the hub; of its text, write hf:{page[1]}")
     if kind in _WEB and "@" in place.partition("/")[0]:
         raise UsageError(
             f"{source.rpartition('@')[2]}: the address has a password, which corpus.json would "

@@ -21,8 +21,8 @@ def delimited_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Ite
     quoting = reading.quoting or (UNQUOTED if is_tsv and delimiters == "\t" else QUOTED)
     lines = whole_lines(path, stream)
     header = [nfc(name) for name in reading.columns if name != MORE]
-    has_names, begun, delimiter, where = not header, 0, delimiters[0], f"{path}: `columns`"
-    if has_names:
+    begun, delimiter, where = 0, delimiters[0], f"{path}: `columns`"
+    if not header:
         begun, first = next(((n, line) for n, line in lines if not line.isspace()), (0, ""))
         if not first:
             raise UsageError(f"{path}: empty: it has no line with the names of its columns")
@@ -32,8 +32,6 @@ def delimited_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Ite
     places = [_place(where, names, header, columns) for names in columns.names]
     is_open = MORE in reading.columns
     fewest = max(places) + 1 if is_open else len(header)
-    # The only column may have a text that is its name.
-    may_repeat = len(header) > 1 or not has_names
     if quoting == QUOTED:
         table = _quoted(path, lines, delimiter, begun)
     else:
@@ -44,10 +42,6 @@ def delimited_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Ite
         where = f"{path}, line {number}"
         try:
             stream.require_decoded(where, "".join(cells))
-            if may_repeat and _are(cells, header):
-                fix = "remove the line" if has_names else "remove the line or leave out `columns`"
-                raise UsageError(f"{where} has the names of the columns; {fix}")
-            may_repeat = len(header) > 1
             further = not is_open and any(map(str.strip, cells[len(header) :]))
             if len(cells) < fewest or further:
                 raise UsageError(
@@ -58,12 +52,6 @@ def delimited_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Ite
             stream.refuse(error)
         else:
             yield Row(where, tuple(cells[place] for place in places))
-
-
-def _are(cells: Sequence[str], header: Sequence[str]) -> bool:
-    return len(cells) == len(header) and all(
-        nfc(cell.strip()) == name for cell, name in zip(cells, header, strict=True)
-    )
 
 
 def find_delimiter(line: str, names: Sequence[Sequence[str]], reading: SourceOptions) -> str | None:

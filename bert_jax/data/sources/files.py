@@ -14,15 +14,8 @@ from bert_jax.data.sources.unpacking import PACKED
 from bert_jax.errors import UsageError, some
 from bert_jax.registry import FORMATS
 
-# Files of a group that are named; of more files, the number.
+# Files that are left out and named; of more files, the number.
 _NAMED = 8
-
-_HIDDEN = "hidden"
-_OTHER = "of no kind that is read"
-_NOT_PLAIN = "not plain files"
-_LINKS = "links to folders"
-_FOLDERS = "folders, of which a glob takes none"
-_OTHER_SPLIT = "of another split than {}"
 
 # Names of splits, as files and folders of data sets have them: "train-00000-of-00002.parquet".
 _TRAIN = ("train", "training")
@@ -51,18 +44,17 @@ def packing_of(name: str) -> str:
     return next((ending for ending in PACKED if name.lower().endswith(ending)), "")
 
 
-def find_files(
-    source: str, *, splits: str = TRAIN
-) -> tuple[list[AnyFile], dict[str, list[AnyFile]]]:
-    """Returns the files of a source by name, and the files that are left out, by the reason.
+def find_files(source: str, *, splits: str = TRAIN) -> tuple[list[AnyFile], list[AnyFile]]:
+    """Returns the files of a source by name, and the files that are left out.
 
-    A folder is read with its subfolders. If files of a folder or glob, or the folders in it, have
-    the names of several splits, the `splits` that are asked for are read.
+    A folder is read with its subfolders. Files of other kinds, hidden files, links to folders and
+    files that are not plain are left out of it. If files of a folder or glob, or the folders in it,
+    have the names of several splits, the `splits` that are asked for are read.
 
     Raises UsageError if there is no file to read, and for a file of another kind that was named or
     matches a glob.
     """
-    left_out: dict[str, list[AnyFile]] = {}
+    left_out: list[AnyFile] = []
     folder, files = _find(source, left_out)
     if folder is None:
         if others := [str(file) for file in files if kind_of(file.name) is None]:
@@ -70,21 +62,17 @@ def find_files(
         return _of_split(folder, files, left_out, splits=splits), left_out
     found: list[AnyFile] = []
     for file in files:
-        # A glob passes over hidden files and folders: programs keep copies there, such as
-        # .ipynb_checkpoints.
-        if any(part.startswith(".") for part in _inside(file, folder).parts):
-            left_out.setdefault(_HIDDEN, []).append(file)
-        elif kind_of(file.name) is None:
-            left_out.setdefault(_OTHER, []).append(file)
-        else:
-            found.append(file)
+        # Programs keep copies in hidden folders, such as .ipynb_checkpoints.
+        is_hidden = any(part.startswith(".") for part in _inside(file, folder).parts)
+        is_read = not is_hidden and kind_of(file.name) is not None
+        (found if is_read else left_out).append(file)
     if not found:
         seen = f": {describe(source, left_out)}" if left_out else ""
         raise UsageError(f"{source}: no {kinds()} file in this folder{seen}")
     return _of_split(folder, found, left_out, splits=splits), left_out
 
 
-def _find(source: str, left_out: dict[str, list[AnyFile]]) -> tuple[AnyFile | None, list[AnyFile]]:
+def _find(source: str, left_out: list[AnyFile]) -> tuple[AnyFile | None, list[AnyFile]]:
     """Returns the folder that a source is, None for a file or a glob, and all its files."""
     path = Path(source)
     if address.is_address(source) and not path.exists():
@@ -101,8 +89,8 @@ def _find(source: str, left_out: dict[str, list[AnyFile]]) -> tuple[AnyFile | No
         )
     matching = sorted(Path(name) for name in glob.glob(source, recursive=True))
     files: list[AnyFile] = [file for file in matching if not file.is_dir()]
-    if len(files) < len(matching) and "**" not in source:
-        left_out[_FOLDERS] = [file for file in matching if file.is_dir()]
+    if "**" not in source:  # which takes the files of folders, and not the folders
+        left_out += [file for file in matching if file.is_dir()]
     if not files:
         what = "no file matches" if glob.has_magic(source) else "no such file or folder"
         raise UsageError(
@@ -113,15 +101,13 @@ def _find(source: str, left_out: dict[str, list[AnyFile]]) -> tuple[AnyFile | No
     return None, files
 
 
-def _walk(folder: Path, left_out: dict[str, list[AnyFile]]) -> Iterator[Path]:
+def _walk(folder: Path, left_out: list[AnyFile]) -> Iterator[Path]:
     """Yields the plain files of a folder and its subfolders."""
     for inner, folders, names in os.walk(folder, onerror=_refuse_folder):
-        for name in folders:
-            if Path(inner, name).is_symlink():
-                left_out.setdefault(_LINKS, []).append(Path(inner, name))
+        left_out += [link for name in folders if (link := Path(inner, name)).is_symlink()]
         for path in (Path(inner, name) for name in names):
             if path.exists() and not path.is_file():  # a pipe would be waited for
-                left_out.setdefault(_NOT_PLAIN, []).append(path)
+                left_out.append(path)
             else:
                 yield path
 
@@ -133,7 +119,7 @@ def _refuse_folder(error: OSError) -> None:
 def _of_split(
     folder: AnyFile | None,
     files: Sequence[AnyFile],
-    left_out: dict[str, list[AnyFile]],
+    left_out: list[AnyFile],
     *,
     splits: str,
 ) -> list[AnyFile]:
@@ -145,10 +131,7 @@ def _of_split(
     held_out = [kind[0] for kind in _HELD_OUT if kind[0] in found]
     # Files that name no split may be anything: they are read with train, and not held out.
     wanted = {TRAIN: ["train", None], HELD_OUT: held_out[:1], TESTS: held_out}[splits]
-    others = [path for path in files if split_of[path] not in wanted]
-    if others:
-        names = " and ".join(name for name in wanted if name)
-        left_out[_OTHER_SPLIT.format(names)] = others
+    left_out += [path for path in files if split_of[path] not in wanted]
     return [path for path in files if split_of[path] in wanted]
 
 
@@ -166,14 +149,10 @@ def _inside(file: AnyFile, folder: AnyFile) -> PurePath:
     return file.relative_to(folder)  # pyright: ignore[reportArgumentType]
 
 
-def describe(source: str, left_out: dict[str, list[AnyFile]]) -> str:
+def describe(source: str, left_out: Sequence[AnyFile]) -> str:
     """Returns a line about the files of a source that are left out."""
-    count = sum(map(len, left_out.values()))
-    groups = "; ".join(
-        f"{some(sorted(_relative(file, source) for file in files), _NAMED)} ({reason})"
-        for reason, files in left_out.items()
-    )
-    return f"skipped {count:,} file{'s' * (count > 1)}: {groups}"
+    names = some(sorted(_relative(file, source) for file in left_out), _NAMED)
+    return f"skipped {len(left_out):,} file{'s' * (len(left_out) > 1)}: {names}"
 
 
 def _relative(file: AnyFile, folder: str) -> str:

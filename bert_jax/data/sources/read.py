@@ -59,8 +59,7 @@ class Reader:
         try:
             yield from bounded(self.read(findings=findings))
         except UsageError as error:
-            # A data set that cannot be loaded is not one file of many.
-            if findings is None or self.name.startswith("tfds:"):
+            if findings is None:
                 raise
             findings.files[self.name] = error
 
@@ -108,9 +107,7 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
             endings.update(dict.fromkeys(kind, name))
             if reading.stdin is None:
                 raise UsageError(f"{source}: standard input cannot be read here")
-            read = functools.partial(
-                _read_file, reading.stdin, name, kind, reading, is_guarded=source == STDIN
-            )
+            read = functools.partial(_read_file, reading.stdin, name, kind, reading)
             readers.append(Reader(source, read))
         else:
             for path in find_files(source, splits=reading.splits)[0]:
@@ -195,8 +192,8 @@ def _kind_of_stdin(source: str) -> tuple[str, str]:
 def left_out(
     sources: Sequence[str], held_out: Sequence[str] = (), tests: Sequence[str] = ()
 ) -> list[str]:
-    """Returns a line for each source that has files which are not read, with the reasons. Files of
-    `sources` that `held_out` reads do not count.
+    """Returns a line for each source that has files which are not read. Files of `sources` that
+    `held_out` reads do not count.
     """
     lines, read = [], set()
     asked = ((HELD_OUT, held_out), (TRAIN, sources), (TESTS, tests))
@@ -204,12 +201,7 @@ def left_out(
         if not (source == "docs:" or source.startswith("tfds:") or is_stdin(source)):
             files, skipped = find_files(source, splits=splits)
             read |= set(map(_resolved, files)) if splits == HELD_OUT else set()
-            skipped = {
-                reason: left
-                for reason, found in skipped.items()
-                if (left := [file for file in found if _resolved(file) not in read])
-            }
-            if skipped:
+            if skipped := [file for file in skipped if _resolved(file) not in read]:
                 lines.append(f"{source}: {describe(source, skipped)}")
     return [*dict.fromkeys(lines)]
 
@@ -230,18 +222,9 @@ def _read_file(
     kind: tuple[str, str],
     reading: SourceOptions,
     findings: Findings | None = None,
-    is_guarded: bool = False,
 ) -> Iterator[Document]:
-    """Yields the documents of a file, which messages call `name`.
-
-    Raises UsageError for JSON where it `is_guarded`: plain text is expected.
-    """
+    """Yields the documents of a file, which messages call `name`."""
     with opened(path, kind, name=name, reading=reading, findings=findings) as stream:
-        if is_guarded and stream.peek(64).lstrip().startswith(b'{"'):
-            raise UsageError(
-                f"{name}: looks like JSON lines; write `source` {_STDIN_OF_KIND}.jsonl for them, "
-                f"or {_STDIN_OF_KIND}.txt if it is text"
-            )
         yield from FORMATS[kind[0]](name, stream)
 
 

@@ -34,8 +34,8 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# Zero bytes, all at odd or all at even places, that are taken for UTF-16: at least so many.
-_FEWEST_ZEROS = 4
+# In UTF-16 of any language, at least spaces and ends of lines have zero bytes: one byte in so many.
+_ZEROS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,20 +161,13 @@ class SourceStream(io.BufferedReader, Records):
         Raises UsageError for UTF-16 or UTF-32 without a mark that no option names.
         """
         # Kept: the end of a wrapper's life would close this stream.
-        self._text = io.TextIOWrapper(self, self._encoding(), errors="surrogateescape", newline="")
-        begins, after_return = True, False
+        self._text = io.TextIOWrapper(self, self._encoding(), errors="surrogateescape")
+        begins = True
         while line := self._text.readline(longest):
-            # A line ends in \n, \r or \r\n. Some programs of Windows write \r\r\n, one end as well.
-            if after_return and line in ("\n", "\r\n"):
-                after_return = False
-                continue
-            after_return = line[-1] == "\r"
-            if after_return or line[-2:] == "\r\n":
-                line = line.rstrip("\r\n") + "\n"
-            elif line[-1] != "\n" and len(line) < longest:
-                line += "\n"
             self.line += begins
             begins = line[-1] == "\n"
+            if not begins and len(line) < longest:  # the last one
+                line, begins = line + "\n", True
             yield self.line, line
         if not begins:
             yield self.line, "\n"
@@ -183,16 +176,13 @@ class SourceStream(io.BufferedReader, Records):
         head = self.peek(1)
         name = next((name for mark, name in _MARKS.items() if head.startswith(mark)), None)
         asked = self.reading.encoding
-        if name is None and (asked is None or not codecs.lookup(asked).name.startswith("utf-")):
-            zeros = [head[place::2].count(0) for place in (0, 1)]
-            # Spaces and ends of lines have a zero byte in UTF-16 of any language.
-            is_wide = min(zeros) == 0 and max(zeros) >= max(_FEWEST_ZEROS, len(head) // 100)
-            if is_wide or 2 * sum(zeros) > len(head):
-                raise UsageError(
-                    f"{self._path}: not {asked or 'UTF-8'}: it has the zero bytes of UTF-16 or "
-                    "UTF-32, and no byte order mark; name the encoding, such as `encoding` "
-                    "utf-16-le, or convert the file to UTF-8"
-                )
+        is_narrow = asked is None or not codecs.lookup(asked).name.startswith("utf-")
+        if name is None and is_narrow and _ZEROS * head.count(0) > len(head):
+            raise UsageError(
+                f"{self._path}: not {asked or 'UTF-8'}: it has the zero bytes of UTF-16 or UTF-32, "
+                "and no byte order mark; name the encoding, such as `encoding` utf-16-le, or "
+                "convert the file to UTF-8"
+            )
         return name or asked or "utf-8"
 
     def require_decoded(self, where: str, text: str) -> None:

@@ -187,34 +187,20 @@ def _found(
     if width == 1:
         return _Layout(0, 1, 2) if labelled else _Layout(0, None, 1)
     regular = [line.cells for line in lines if len(line.cells) == width]
-    values = [set(column) for column in zip(*regular, strict=True)]
-    is_index = [all(map(_INDEX.fullmatch, cells)) for cells in values]
-    is_tags = [all(map(_is_tag, cells)) for cells in values]
+    columns = [*zip(*regular, strict=True)]
+    has_index = all(map(_INDEX.fullmatch, columns[0]))
+    first_is_tag, last_is_tag = (all(map(_is_tag, cells)) for cells in (columns[0], columns[-1]))
     if width == 2:
-        # The tag comes first in some files.
-        is_first = is_tags[0] or (labelled and len(values[1]) > len(values[0]))
-        is_clear = is_tags[1] or not is_first
+        is_clear = last_is_tag or not first_is_tag
     else:
-        is_clear = has_documents and (is_tags[-1] or not labelled)
-    if is_clear and not is_index[0]:
+        is_clear = has_documents and (last_is_tag or not labelled)
+    if is_clear and not has_index:
         return _Layout(0, width - 1 if labelled else None, width)
-    # The names to suggest: no column has more different values than the words.
-    others = [n for n in range(width) if not (is_index[n] or is_tags[n])] or [0]
-    word = max(others, key=lambda n: len(values[n]))
-    if any(is_tags):
-        # The outer tags of GermEval 2014, which begins with an index; the entities of CoNLL-2003.
-        tags = [n for n in range(width) if is_tags[n]]
-        tag = tags[0] if is_index[0] else tags[-1]
-    else:
-        rest = [n for n in range(width) if n != word]
-        tag = min(rest, key=lambda n: (is_index[n], len(values[n]) < 2, len(values[n])))
-    names = [f"column{n + 1}" for n in range(width)]
-    names[word], names[tag] = "word", "tag"
     line = next(line for line in lines if len(line.cells) == width)
     raise UsageError(
         f"{path}, line {line.number}: {width} columns ({', '.join(map(brief, line.cells))}), and "
-        f"it is not clear which one is the word{' and which one the tag' * labelled}; name them: "
-        f"`columns` {','.join(names)} `text` word{' `label` tag' * labelled}"
+        f"it is not clear which one is the word{' and which one the tag' * labelled}: name all of "
+        f"them with `columns` a,b,c, the word with `text`{' and the tag with `label`' * labelled}"
     )
 
 

@@ -33,8 +33,6 @@ _FORM = (
     """"question": TEXT, "answers": [{"text": TEXT, "answer_start": NUMBER}]}]}]}]}; to predict """
     """leave out the answers"""
 )
-# Characters around an offset in which its answer is looked for.
-_NEARBY = 20
 
 
 def read_questions(
@@ -47,9 +45,8 @@ def read_questions(
     `tfds:squad/...`, where `reading.splits` is the split.
 
     Without `labelled`, answers in a JSON file are not read. An answer that is not at its
-    `answer_start` is moved to where it is once within 20 characters, and counted. Other such
-    answers are an error, or, with `reading.skips_records`, left out and counted, with their
-    question if it has no other answer.
+    `answer_start` is an error, or, with `reading.skips_records`, left out and counted, with its
+    question if that has no other answer.
 
     Raises UsageError that names the file, the question and the field if a field is missing, an id
     occurs twice, or answers are not at their `answer_start`.
@@ -72,17 +69,14 @@ def read_questions(
 
 
 def _aligned(questions: list[Question], source: str, *, skip_bad: bool) -> list[Question]:
-    """Returns the questions with the true places of their answers, and notes what was changed."""
+    """Returns the questions without the answers that are not at their places."""
     kept: list[Question] = []
-    moved: list[int] = []
     bad: list[str] = []
     for question in questions:
         spans = []
         for answer, start in zip(question.answers, question.starts, strict=True):
-            place = _place(question.context, answer, start)
-            if place is not None:
-                moved += [abs(place - start)] if place != start else []
-                spans.append((answer, place))
+            if start >= 0 and question.context.startswith(answer, start):
+                spans.append((answer, start))
                 continue
             there = question.context[max(start, 0) : max(start, 0) + len(answer)]
             bad.append(
@@ -98,29 +92,12 @@ def _aligned(questions: list[Question], source: str, *, skip_bad: bool) -> list[
             f"{bad[0]}{more}: correct answer_start (it counts characters from 0), or leave such "
             "answers out with `skip_bad`"
         )
-    if moved:
-        note(
-            f"{source}: {len(moved):,} answers are not at their answer_start, but once near it; "
-            f"they are moved there, by {min(moved)} to {max(moved)} characters"
-        )
     if bad:
         note(
             f"{source}: {len(bad):,} answers that are not at their answer_start are left out, and "
             f"{len(questions) - len(kept):,} questions that have no other; the first: {bad[0]}"
         )
     return kept
-
-
-def _place(context: str, answer: str, start: int) -> int | None:
-    """Returns the place of an answer: `start`, or the only place near it."""
-    if start >= 0 and context.startswith(answer, start):
-        return start
-    places = start >= 0 and [
-        place
-        for place in range(max(start - _NEARBY, 0), start + _NEARBY + 1)
-        if context.startswith(answer, place)
-    ]
-    return places[0] if places and len(places) == 1 else None
 
 
 def _from_json(path: Path | str, reading: SourceOptions, *, labelled: bool) -> Iterator[Question]:

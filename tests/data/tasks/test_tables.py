@@ -65,11 +65,6 @@ _BAD_ROWS = {
     "short line": ("a.tsv", "sentence\tlabel\nhi\n", "line 2: 1 cells for 2 columns"),
     "long line": ("a.csv", "sentence,label\nWell, fine,1\n", "line 2: 3 cells for 2 columns"),
     "a column twice": ("a.csv", "sentence,label,x,sentence\na,1,x,b\n", "'sentence' occurs twice"),
-    "names again": (
-        "a.tsv",
-        "sentence\tlabel\na\t1\nsentence\tlabel \nb\t0\n",
-        "line 3 has the names of the columns; remove the line",
-    ),
     "no object": ("a.jsonl", "[1]\n", "line 1: needs a JSON object"),
     "no rows": ("a.csv", "sentence,label\n", "has no rows"),
     "no label": ("a.csv", "sentence,label\nhi,-\nho,\n", "no rows: none of its 2 has a label"),
@@ -225,16 +220,10 @@ def test_labels_are_ordered_as_numbers_where_all_are_integers(labels, ordered):
     assert " ".join(task_of(TEXT.spec).with_labels(rows).labels) == ordered
 
 
-def test_columns_that_are_named_twice(tmp_path):
-    path = write(tmp_path / "a.csv", " text,label\na,x\n")
-    with pytest.raises(UsageError, match=r"line 1 has the names of the columns.* leave out `col"):
-        rows_of(path, "text", columns=("text", "label"))
+def test_a_column_that_is_named_twice(tmp_path):
+    path = write(tmp_path / "a.csv", "a,b,x\n")
     with pytest.raises(UsageError, match=r"`columns`: column 'text' occurs twice"):
         rows_of(path, "text", columns=("text", "text", "label"))
-    one = write(tmp_path / "b.csv", "text\nb\ntext\n")
-    assert [row.texts for row in rows_of(one, "text", label=None)] == [("b",), ("text",)]
-    with pytest.raises(UsageError, match="line 1 has the names of the columns"):
-        rows_of(one, "text", label=None, columns=("text",))
 
 
 def test_a_slip_in_a_name_shows_the_columns_as_they_are_separated(tmp_path):
@@ -261,9 +250,6 @@ def test_rows_without_a_label_are_left_out_and_counted(tmp_path, capsys):
     assert [row.texts[0] for row in rows] == ["a", "d"]
     said = capsys.readouterr().err
     assert "2 rows without a label (empty or '-') are left out, the first: " in said
-    # A minus beside a plus is a label.
-    rows = rows_of(write(tmp_path / "a.csv", "text,label\na,+\nb,-\nc,\n"), "text")
-    assert [(row.texts[0], row.label) for row in rows] == [("a", "+"), ("b", "-")]
     records = [{"text": "a", "label": None}, {"text": "b", "label": 1}]
     path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))
     assert [row.label for row in rows_of(path, "text")] == ["1"]
