@@ -36,7 +36,7 @@ def survey(
         pool.shared = job
         numbered = [(unit.number, unit) for unit in units]
         whole = added_up(decided_units(LocalEngine(job, pool), job, numbered))
-        for why in whole.counts.files.values():
+        for why in whole.counts.findings.files.values():
             raise UsageError(why)
         kept: list[tuple[str, str]] = []
         digest = hashlib.sha256()

@@ -60,7 +60,7 @@ class Reports:
 
     def notes(self) -> Iterator[str]:
         """Yields the lines that came since the last call."""
-        for name in sorted((self._folder / "notes").names().keys() - self._shown):
+        for name in sorted((self._folder / "notes").names() - self._shown):
             self._shown.add(name)
             for line in json.loads((self._folder / "notes").read(name)):
                 if line not in _logged:

@@ -5,7 +5,6 @@ in the order of the sources stays; the sources of the validation split come firs
 """
 
 import enum
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from bert_jax.data.corpus.look import Found
 from bert_jax.data.corpus.store import SPLITS
 from bert_jax.data.language.guess import note_other_language
 from bert_jax.data.matching.contamination import FEWEST
+from bert_jax.data.sources.stream import Findings
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 
@@ -80,20 +80,14 @@ class Counts:
     documents: np.ndarray = field(default_factory=lambda: np.zeros((len(SPLITS), len(Fate)), int))
     # Bytes of the text that is kept: int64 [splits].
     kept_bytes: np.ndarray = field(default_factory=lambda: np.zeros(len(SPLITS), int))
-    files: dict[str, str] = field(default_factory=dict)
-    first_bad: dict[str, str] = field(default_factory=dict)
-    bad_records: Counter[str] = field(default_factory=Counter)
-    without_text: int = 0
+    findings: Findings = field(default_factory=Findings)
     contaminated: set[int] = field(default_factory=set)  # records of test sets that were found
 
     def add(self, other: "Counts") -> None:
         """Adds the counts of the next unit."""
         self.documents = self.documents + other.documents
         self.kept_bytes = self.kept_bytes + other.kept_bytes
-        self.files = self.files | other.files
-        self.first_bad = other.first_bad | self.first_bad
-        self.bad_records = self.bad_records + other.bad_records
-        self.without_text += other.without_text
+        self.findings.add(other.findings)
         self.contaminated = self.contaminated | other.contaminated
 
     def of(self, fate: Fate) -> dict[str, int]:
@@ -107,8 +101,7 @@ class Counts:
 
 
 def _counts(found: Found, decided: np.ndarray) -> Counts:
-    counts = Counts(files=found.files, first_bad=found.first_bad, without_text=found.without_text)
-    counts.bad_records.update(found.bad_records)
+    counts = Counts(findings=found.findings)
     for at in range(len(SPLITS)):
         fates = decided["fate"][decided["split"] == at]
         counts.documents[at] = np.bincount(fates, minlength=len(Fate))
@@ -185,9 +178,7 @@ def require_two(job: Job, documents: Mapping[str, int], counts: Counts) -> None:
     """Raises UsageError for a split with fewer than two documents: a next-sentence pair takes text
     of another document. `documents` are those of each split.
     """
-    options = job.options
-    where = ", ".join(options.source)
-    total = sum(documents.values())
+    where, total = ", ".join(job.options.source), sum(documents.values())
     if total == 0 and counts.total:
         dropped = ", ".join(
             f"{number:,} {fate.name.lower().replace('_', ' ')}"
@@ -205,15 +196,10 @@ def require_two(job: Job, documents: Mapping[str, int], counts: Counts) -> None:
         )
     for split, number in documents.items():
         if number < 2:
-            fix = (
-                "add documents to it"
-                if options.validation_source
-                else f"{'raise' if split == 'validation' else 'lower'} `validation_fraction` "
-                f"{options.validation_fraction}, or name held-out text with `validation_source`"
-            )
             raise UsageError(
                 f"{where}: {split} would get {number} of {total} documents and needs at least 2: "
-                f"{fix}"
+                f"add documents, change `validation_fraction`, or name held-out text with "
+                "`validation_source`"
             )
 
 
@@ -242,38 +228,34 @@ def _note_bad(job: Job, counts: Counts) -> None:
 
     Raises UsageError where nothing may be left out, or where too many records are bad.
     """
-    if counts.files and not job.options.skip_bad:
-        if len(counts.files) == 1:
-            (why,) = counts.files.values()
-            raise UsageError(f"{why}; or leave it out with `skip_bad`" if counts.total else why)
-        raise UsageError(
-            *_listed(counts.files, "cannot be read"), "fix them, or leave them out with `skip_bad`"
-        )
-    if counts.files:
-        for line in _listed(counts.files, "left out, since they cannot be read"):
+    findings = counts.findings
+    files = [*findings.files.values()]
+    if len(files) == 1 and not job.options.skip_bad:
+        raise UsageError(f"{files[0]}; or leave it out with `skip_bad`")
+    if files:
+        more = [f"  and {len(files) - _LISTED:,} more"] * (len(files) > _LISTED)
+        listed = [f"  {why}" for why in files[:_LISTED]] + more
+        if not job.options.skip_bad:
+            fix = "fix them, or leave them out with `skip_bad`"
+            raise UsageError(f"{len(files):,} files cannot be read:", *listed, fix)
+        for line in (f"left out {len(files):,} files, which cannot be read:", *listed):
             note(line)
-    bad = sum(counts.bad_records.values())
+    bad = findings.records.total()
     if bad:
-        total = bad + counts.total + counts.without_text
-        files = [
-            f"  {number:,} in {name}; the first: {counts.first_bad[name]}"
-            for name, number in counts.bad_records.most_common(_LISTED)
-        ]
+        total = bad + counts.total + findings.without_text
         limit = job.options.skip_bad_limit
+        listed = [
+            f"  {number:,} in {name}; the first: {findings.first_bad[name]}"
+            for name, number in findings.records.most_common(_LISTED)
+        ]
         if bad > limit * total:
             raise UsageError(
                 f"{bad:,} of {total:,} records cannot be read, more than the share "
                 f"`skip_bad_limit` {limit:g}:",
-                *files,
+                *listed,
             )
-        for line in (f"left out {bad:,} of {total:,} records, which cannot be read:", *files):
+        for line in (f"left out {bad:,} of {total:,} records, which cannot be read:", *listed):
             note(line)
-
-
-def _listed(bad: dict[str, str], what: str) -> list[str]:
-    more = [f"  and {len(bad) - _LISTED:,} more"] if len(bad) > _LISTED else []
-    reasons = [f"  {why}" for why in [*bad.values()][:_LISTED]]
-    return [f"{len(bad):,} file{'s' * (len(bad) > 1)} {what}:", *reasons, *more]
 
 
 def parts_of(

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,10 +68,10 @@ class EncodedPart:
 
     def save(self, folder: Folder, name: str) -> None:
         """Writes the file of a piece."""
-        counts = np.array([self.words, self.empty_documents, self.stripped_marks])
+        counts = [self.words, self.empty_documents, self.stripped_marks, len(self.tokens)]
         arrays = {each: getattr(self, each) for each in ("tokens", "sentences", "documents")}
         with folder.writing(name) as file, file.open("wb") as stream:
-            np.savez(stream, counts=counts, **arrays)
+            np.savez(stream, counts=np.array(counts), **arrays)
 
 
 def encode(
@@ -113,7 +113,7 @@ def _texts_by_piece(
     digests: dict[str, list[bytes]] = {split: [] for split in SPLITS}
     all_digests, at = hashlib.sha256(), -1
     splits, is_kept = decided["split"].tolist(), (decided["fate"] == Fate.KEPT).tolist()
-    for at, text in enumerate(unit.texts(found.files)):
+    for at, text in enumerate(unit.texts(found.findings.files)):
         digest = hashlib.blake2b(text, digest_size=16).digest()
         all_digests.update(digest)
         if at >= len(splits):
@@ -143,40 +143,33 @@ def piece_file(key: str) -> str:
 def _tokens_of_piece(pieces: Folder, key: str) -> int | None:
     """Returns the number of tokens of a piece; None for an absent or damaged one.
 
-    Only the beginning of the file is read: `read_piece` finds damage of the rest.
+    Only the counts are read: `read_piece` finds damage of the rest.
     """
     if not pieces.has(piece_file(key)):
         return None
-    with (
-        contextlib.suppress(DataDamaged),
-        pieces.fetched([piece_file(key)]) as (file,),
-        _sound(pieces, key),
-        zipfile.ZipFile(file) as arrays,
-        arrays.open("tokens.npy") as tokens,
-    ):
-        np.lib.format.read_magic(tokens)
-        ((size,), _, _) = np.lib.format.read_array_header_1_0(tokens)
-        return size
+    with contextlib.suppress(DataDamaged), _opened(pieces, key) as arrays:
+        return int(arrays["counts"][-1])
     return None
 
 
 def read_piece(pieces: Folder, key: str) -> EncodedPart:
     """Raises DataDamaged, with the file removed, where a piece differs from its checksums."""
-    with (
-        pieces.fetched([piece_file(key)]) as (file,),
-        _sound(pieces, key),
-        file.open("rb") as stream,
-        np.load(stream, allow_pickle=False) as arrays,
-    ):
-        words, empty_documents, stripped_marks = map(int, arrays["counts"])
+    with _opened(pieces, key) as arrays:
+        words, empty_documents, stripped_marks, _ = map(int, arrays["counts"])
         tokens, sentences, documents = (arrays[n] for n in ("tokens", "sentences", "documents"))
         return EncodedPart(tokens, sentences, documents, words, empty_documents, stripped_marks)
 
 
 @contextlib.contextmanager
-def _sound(pieces: Folder, key: str) -> Iterator[None]:
+def _opened(pieces: Folder, key: str) -> Iterator[Any]:
+    """Yields the arrays of a piece. Raises DataDamaged, with the file removed, for damage."""
     try:
-        yield
+        with (
+            pieces.fetched([piece_file(key)]) as (file,),
+            file.open("rb") as stream,
+            np.load(stream, allow_pickle=False) as arrays,
+        ):
+            yield arrays
     except (zipfile.BadZipFile, ValueError, EOFError, KeyError, RuntimeError, OSError) as error:
         # A damaged archive may name an offset before the beginning of the file, which is EINVAL.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:

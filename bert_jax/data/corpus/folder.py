@@ -24,8 +24,6 @@ PARTS, LOCK = ".parts", ".lock"
 # The ending of files on a disk that are being written.
 _UNFINISHED = ".new"
 _AT_ONCE = 32
-# The fields by which file systems tell that a file was written again.
-_VERSIONS = ("generation", "ETag", "etag", "LastModified", "updated", "mtime", "created")
 
 
 @dataclass(frozen=True)
@@ -60,23 +58,15 @@ class Folder:
         with address.failures(self.place):
             return self._system.exists(self._remote(name))
 
-    def names(self) -> dict[str, Any]:
-        """Returns the names of the files in the folder, each with a value that changes when it is
-        written again.
-        """
-        if not self.is_address:
-            if not self.path.is_dir():
-                return {}
-            found: dict[str, Any] = {}
-            for entry in os.scandir(self.path):
-                with contextlib.suppress(FileNotFoundError):  # removed in the meantime
-                    if entry.is_file() and not entry.name.endswith(_UNFINISHED):
-                        found[entry.name] = entry.stat().st_mtime_ns
-            return found
+    def names(self) -> set[str]:
+        """Returns the names of the complete files in the folder."""
+        if self.is_address:
+            files_there = (entry["name"] for entry in self._listed() if entry["type"] == "file")
+            return {name.rpartition("/")[2] for name in files_there} - {""}
         return {
-            name: [str(entry[key]) for key in _VERSIONS if key in entry]
-            for entry in self._listed()
-            if (name := entry["name"].rpartition("/")[2]) and entry["type"] == "file"
+            path.name
+            for path in (self.path.iterdir() if self.path.is_dir() else ())
+            if path.is_file() and not path.name.endswith(_UNFINISHED)
         }
 
     def read(self, name: str) -> bytes:

@@ -11,8 +11,8 @@ from bert_jax.data.corpus.pipeline import Stage, build, listed
 from bert_jax.data.pool import Pool
 from bert_jax.progress import Progress
 
-# The stages that are shown: those that count documents, and those that are shown by elements where
-# there are enough of them to take some seconds.
+# The stages that are shown with the documents that they count, and those that are shown with their
+# elements where there are enough of them to take some seconds.
 _BY_DOCUMENT = {look.look: "read sources", encode.encode: "prepare"}
 _BY_ELEMENT = {
     vocabulary.gather: "gather the sample",
@@ -77,10 +77,10 @@ class LocalEngine:
             if stage is look.look:
                 return f"{documents:,} documents"
             seconds = time.monotonic() - began
+            before = f", {kept:,} documents from before" if kept else ""
             return (
                 f"{documents:,} documents ({(documents - kept) / seconds:,.0f}/s), "
-                f"{tokens:,} tokens ({tokens / seconds:,.0f}/s)"
-                + (f", {kept:,} documents from before" if kept else "")
+                f"{tokens:,} tokens ({tokens / seconds:,.0f}/s){before}"
             )
 
         progress.describe = describe

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,17 +33,19 @@ class Found:
 
     documents: np.ndarray  # FOUND
     digest: bytes  # of the texts
-    files: dict[str, str]  # the files that cannot be read, and why
-    first_bad: dict[str, str]  # the first bad record of each file
-    bad_records: dict[str, int]
-    without_text: int
+    findings: Findings
     contaminated: dict[int, list[int]]  # document -> records of test sets
     keys: np.ndarray | None  # to find near duplicates by, uint64 [documents, bands]
     beginning: str  # of the text
 
     def save(self, job: Job, unit: int) -> None:
         """Writes the file of a unit."""
-        noted = {name: getattr(self, name) for name in _NOTED} | {"digest": self.digest.hex()}
+        noted = {
+            "digest": self.digest.hex(),
+            "contaminated": self.contaminated,
+            "beginning": self.beginning,
+            "findings": vars(self.findings),
+        }
         arrays: dict[str, Any] = {"documents": self.documents}
         arrays["noted"] = np.frombuffer(json.dumps(noted).encode(), np.uint8)
         if self.keys is not None:
@@ -56,17 +59,15 @@ class Found:
         data = io.BytesIO(job.scratch.read(_file(unit)))
         with np.load(data, allow_pickle=False) as arrays:
             noted = json.loads(arrays["noted"].tobytes())
-            contaminated = {int(n): records for n, records in noted.pop("contaminated").items()}
+            findings = noted["findings"]
             return cls(
                 documents=arrays["documents"],
-                digest=bytes.fromhex(noted.pop("digest")),
-                contaminated=contaminated,
+                digest=bytes.fromhex(noted["digest"]),
+                findings=Findings(**findings | {"records": Counter(findings["records"])}),
+                contaminated={int(n): records for n, records in noted["contaminated"].items()},
                 keys=arrays.get("keys"),
-                **noted,
+                beginning=noted["beginning"],
             )
-
-
-_NOTED = ("files", "first_bad", "bad_records", "without_text", "contaminated", "beginning")
 
 
 def _file(unit: int) -> str:
@@ -107,10 +108,7 @@ def look_through(job: Job, unit: Unit) -> Found:
     return Found(
         documents=np.concatenate(tables),
         digest=all_texts.digest(),
-        files={name: str(error) for name, error in findings.files.items()},
-        first_bad=findings.first_bad,
-        bad_records=dict(findings.records),
-        without_text=findings.without_text,
+        findings=findings,
         contaminated=contaminated,
         keys=np.concatenate(keys) if keys else None,
         beginning=beginning.decode(),

@@ -82,7 +82,7 @@ def runs(job: Job, number: int, unit: Unit, several: Iterable[bytes]) -> list[tu
     found, last = Found.load(job, number), max(group_of)
     assert found.keys is not None
     compared: list[tuple[int, Runs]] = []
-    for at, text in enumerate(unit.texts(found.files)):
+    for at, text in enumerate(unit.texts(found.findings.files)):
         if (group := group_of.get(at)) is not None:
             distinct = np.unique(runs_of(text)).tobytes()
             compared.append((group, Runs(number * _UNIT + at, found.keys[at].tobytes(), distinct)))

@@ -1,7 +1,6 @@
 """The options of a corpus: of `bert-jax prepare`, of `prepare()` and of corpus.json."""
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -142,12 +141,6 @@ class CorpusOptions:
         if self.tokenizer in _CASED and self.strip_accents == "yes":
             raise UsageError(
                 f"`strip_accents` yes is not for `tokenizer` {self.tokenizer}, which keeps accents"
-            )
-        slip = difflib.get_close_matches(self.tokenizer, KINDS, n=1, cutoff=0.7)
-        if slip and not self.trains and not Path(self.tokenizer).exists():
-            raise UsageError(
-                f"`tokenizer` {self.tokenizer} is neither a kind nor a file. Did you mean "
-                f"{slip[0]!r}?"
             )
 
     @property

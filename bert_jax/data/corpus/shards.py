@@ -179,9 +179,9 @@ def _left_out(job: Job, counts: Counts) -> dict[str, Any]:
         "near_duplicate_documents": counts.of(Fate.NEAR_DUPLICATE),
         "contaminated_documents": counts.of(Fate.CONTAMINATED),
         "decontaminated_of": {} if tests is None else tests.counts(counts.contaminated),
-        "skipped_files": counts.files,
-        "skipped_records": dict(counts.bad_records),
-        "records_without_text": counts.without_text,
+        "skipped_files": counts.findings.files,
+        "skipped_records": dict(counts.findings.records),
+        "records_without_text": counts.findings.without_text,
     }
 
 

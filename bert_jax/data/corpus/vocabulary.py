@@ -130,7 +130,7 @@ def gather(
         return []
     last, sizes = max(numbers), dict[tuple[int, int], int]()
     with job.scratch.writing(_texts(number)) as file, file.open("wb") as stream:
-        for at, text in enumerate(unit.texts(Found.load(job, number).files)):
+        for at, text in enumerate(unit.texts(Found.load(job, number).findings.files)):
             if at in numbers:
                 sizes[number, at] = stream.write(text)
             if at == last:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 # Of the words of a document, what its side is drawn from. A longer document may come in pieces,
 # which all lie where the first one does; where that ends, spaces decide, and so not this.
 _BEGINNING_BYTES = 1 << 20
-_SHOWN = 80  # characters
 
 _ASCII = bytes(range(128))
 _OTHER = bytes(range(128, 256))
@@ -51,11 +50,6 @@ def identify(text: bytes, *, is_exact: bool = False) -> Identity:
     if len(longer) > _BEGINNING_BYTES:
         side = hashlib.blake2b(longer[:_BEGINNING_BYTES], digest_size=16).digest()
     return Identity(words, side)
-
-
-def beginning(text: bytes) -> str:
-    """Returns how a document begins, by which a person knows it; `text` is UTF-8."""
-    return text[: 4 * _SHOWN].decode(errors="ignore")[:_SHOWN]
 
 
 def _streams(text: bytes) -> tuple[bytes, bytes]:

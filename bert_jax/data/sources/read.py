@@ -61,7 +61,7 @@ class Reader:
         except UsageError as error:
             if findings is None:
                 raise
-            findings.files[self.name] = error
+            findings.files[self.name] = str(error)
 
 
 def read_documents(

@@ -87,8 +87,8 @@ class SourceOptions:
 class Findings:
     """The files and records that the readers left out, by the names of files in messages."""
 
-    # Files that cannot be read to their end.
-    files: dict[str, UsageError] = field(default_factory=dict)
+    # Files that cannot be read to their end, and why.
+    files: dict[str, str] = field(default_factory=dict)
     # Records that cannot be read: the first of a file, and how many.
     first_bad: dict[str, str] = field(default_factory=dict)
     records: Counter[str] = field(default_factory=Counter)

@@ -110,8 +110,7 @@ def test_types_and_starts(built):
         assert np.isin(split.shard_starts[:-1], first_sentences).all()
 
 
-FILES = [f"{split}/00001.{name}.npy" for split in SPLITS
-         for name in ("tokens", "sentences", "documents")]  # fmt: skip
+FILES = ["train/00001.tokens.npy", "train/00000.sentences.npy", "validation/00001.documents.npy"]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -192,21 +191,22 @@ def test_a_manifest_that_cannot_be_read_is_refused(corpus_folder, text):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "error", "message"),
     [
-        (lambda m: m["counts"]["train"].update(tokens=1), "another fingerprint"),
-        (lambda m: m.pop("counts"), "lacks what prepare writes"),
-        (lambda m: m.update(files=3), "lacks what prepare writes"),
+        (lambda m: m["counts"]["train"].update(tokens=1), DataDamaged, "another fingerprint"),
+        (lambda m: m.pop("counts"), DataDamaged, "lacks what prepare writes"),
+        (lambda m: m.update(files=3), DataDamaged, "lacks what prepare writes"),
+        (lambda m: m.update(format_version=99), UsageError, "format 99"),
     ],
 )
-def test_an_altered_manifest_is_refused(corpus_folder, change, message):
+def test_an_altered_manifest_is_refused(corpus_folder, change, error, message):
     file = corpus_folder / "corpus.json"
     manifest = json.loads(file.read_text())
     change(manifest)
     file.write_text(json.dumps(manifest))
-    with pytest.raises(DataDamaged) as caught:
+    with pytest.raises(error, match=message) as caught:
         open_corpus(corpus_folder)
-    assert str(file) in str(caught.value) and message in str(caught.value)
+    assert str(corpus_folder) in str(caught.value)
 
 
 @pytest.mark.parametrize("place", ["../outside", "/outside", "train/../../outside"])
@@ -219,12 +219,4 @@ def test_a_manifest_names_only_its_own_shards(corpus_folder, place):
     manifest["fingerprint"] = fingerprint(manifest)
     file.write_text(json.dumps(manifest))
     with pytest.raises(DataDamaged, match="names files that are no shards"):
-        open_corpus(corpus_folder)
-
-
-def test_another_format_is_refused(corpus_folder):
-    file = corpus_folder / "corpus.json"
-    manifest = json.loads(file.read_text())
-    file.write_text(json.dumps({**manifest, "format_version": 99}))
-    with pytest.raises(UsageError, match="format 99"):
         open_corpus(corpus_folder)

@@ -49,7 +49,9 @@ def test_files_of_folders_and_globs_come_in_the_order_of_their_names(tmp_path):
     assert documents(tmp_path / "in") == whole
     assert documents(tmp_path / "in" / "b" / "*") == whole[1:3]
     (said,) = left_out([str(tmp_path / "in")])
-    assert said.endswith("skipped 4 files: .copies/c.txt, a/.hidden.txt, a/readme.md, b/.git/d/e.txt")
+    assert said.endswith(
+        "skipped 4 files: .copies/c.txt, a/.hidden.txt, a/readme.md, b/.git/d/e.txt"
+    )
     assert documents(tmp_path / "in/.copies") == [(".copies/c.txt",)]
     assert documents(tmp_path / "in" / "**" / "*.txt") == whole[2:]
     assert documents(tmp_path / "in/c.txt", tmp_path / "in/a") == [whole[3], whole[0]]
@@ -300,40 +302,6 @@ def test_standard_input_that_is_refused(tmp_path, monkeypatch, sources, data, ex
     assert expected in str(caught.value)
 
 
-def test_too_few_documents_are_said_before_anything_is_encoded(tmp_path, monkeypatch):
-    def encoded(*_, **__):
-        raise AssertionError("encoded")
-
-    monkeypatch.setattr("bert_jax.data.corpus.encode.encode_documents", encoded)
-    monkeypatch.setattr("bert_jax.data.tokenizer.training.train_wordpiece", encoded)
-    (tmp_path / "a.txt").write_text("One.\n\nTwo.\n\nThree.\n")
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one"]
-    (tmp_path / "vocab.txt").write_text("\n".join(special))
-    for tokenizer in ("wordpiece", str(tmp_path / "vocab.txt")):
-        with pytest.raises(UsageError, match="of 3 documents and needs at least 2"):
-            prepare([str(tmp_path / "a.txt")], tmp_path / "c", tokenizer=tokenizer, workers=1)
-
-
-def test_the_tokenizer_of_a_corpus_or_workdir_is_found(mixed, tmp_path, capsys):
-    assert main(_command(mixed, tmp_path / "first")) == 0
-    given = ["--tokenizer", str(tmp_path / "first")]
-    assert main(_command(mixed, tmp_path / "second", *given)) == 0
-    one, two = (
-        json.loads((tmp_path / name / "corpus.json").read_text()) for name in ("first", "second")
-    )
-    assert one["fingerprint"] == two["fingerprint"]
-    (tmp_path / "empty/tokenizer").mkdir(parents=True)
-    assert main(_command(mixed, tmp_path / "third", "--tokenizer", str(tmp_path / "empty"))) == 2
-    assert f"{tmp_path / 'empty'}/tokenizer: holds neither" in capsys.readouterr().err
-
-
-def test_help_begins_its_examples_with_the_tokenizer_of_a_model(capsys):
-    with pytest.raises(SystemExit):
-        main(["prepare", "--help"])
-    examples = capsys.readouterr().out.split("\nto train on from a model, take its tokenizer:\n")
-    assert examples[1].startswith("  bert-jax prepare --tokenizer DIR ")
-
-
 @pytest.mark.parametrize("layout", ["names", "folders"])
 def test_folders_of_hubs(tmp_path, layout, vocabulary):
     """Only the training split is read; the others are named; one is the held-out side if asked."""
@@ -392,12 +360,6 @@ def test_bad_records_are_counted_and_limited(tmp_path, vocabulary):
     corpus = prepare(source, out, **common)  # type: ignore[arg-type]
     assert corpus.manifest["skipped_records"] == {source[0]: 2}
     assert corpus.manifest["counts"]["total"]["documents"] == 1068
-
-
-def test_a_text_is_no_corpus(tmp_path):
-    (tmp_path / "wiki.txt").write_text("x")
-    with pytest.raises(UsageError, match=r"wiki.txt is a file, .* a text is the `source`"):
-        open_corpus(tmp_path / "wiki.txt")
 
 
 def test_a_full_disk_is_called_so(tmp_path, vocabulary, monkeypatch):
