@@ -1,6 +1,5 @@
 """The rows of a batch by source: within one of the share, in each batch and up to any."""
 
-import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -52,26 +51,3 @@ def test_a_step_is_found_without_those_before_it():
     whole = Dealing(shares, 32).before(steps)
     for step, expected in zip(steps, whole, strict=True):
         assert np.array_equal(Dealing(shares, 32).before(np.array([step]))[0], expected)
-
-
-def test_no_order_of_three_sources_keeps_every_run_of_batches():
-    """Why the promise is of one batch, and of all so far: no dealing of 50, 30 and 20 % keeps more.
-
-    All orders of 12 rows are tried: each has a run of rows in which a source is more than one off.
-    """
-    shares = np.array([5, 3, 2])
-    alive: set[tuple[tuple[int, ...], ...]] = {((0, 0, 0),)}
-
-    def keeps(counts: tuple[tuple[int, ...], ...]) -> bool:
-        """Says that no run that ends with the last row is a row or more off."""
-        last, length = np.array(counts[-1]), len(counts) - 1
-        off = [10 * (last - c) - shares * (length - i) for i, c in enumerate(counts)]
-        return all((np.abs(each) < 10).all() for each in off)
-
-    for _ in range(12):
-        grown = (
-            (*counts, tuple(np.add(counts[-1], np.eye(3, dtype=int)[source]).tolist()))
-            for counts, source in itertools.product(alive, range(3))
-        )
-        alive = {counts for counts in grown if keeps(counts)}
-    assert not alive

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import sys
-import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,14 +97,6 @@ def test_numbers_and_truth_values_of_json_are_text(tmp_path):
         (("2.5",), "0"),
         (("half \ufffd an emoji",), "a"),
     ]
-
-
-def test_quotes_between_tabs_are_letters(tmp_path, monkeypatch):
-    text = 'sentence\tlabel\n"Well\t1\nfine\t0\n'
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
-    for path in (write(tmp_path / "a.tsv", text), STDIN):
-        rows = tables.read_rows(path, text_columns=("sentence",), label_column="label")
-        assert [row.texts[0] for row in rows] == ['"Well', "fine"]
 
 
 def test_rows_that_cannot_be_read_can_be_left_out_and_are_counted(tmp_path, capsys):
@@ -235,13 +226,6 @@ def test_a_slip_in_a_name_shows_the_columns_as_they_are_separated(tmp_path):
     ):
         with pytest.raises(UsageError, match=re.escape(f"line 1: no column {slip}")):
             rows_of(path, *columns, label=label)
-
-
-def test_columns_of_rows_in_python_are_found_composed_or_decomposed():
-    for theirs, typed in (("NFC", "NFD"), ("NFD", "NFC")):
-        given = {unicodedata.normalize(theirs, "Äußerung"): "a"}
-        columns = [unicodedata.normalize(typed, "Äußerung")]
-        assert tables.text_row(given, number=0, columns=columns).texts == ("a",)
 
 
 def test_rows_without_a_label_are_left_out_and_counted(tmp_path, capsys):

@@ -14,7 +14,6 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors, trainers
 
 from bert_jax.data.corpus.encode import encode_documents
-from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.language import scripts
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_byte_level_bpe
@@ -373,23 +372,6 @@ def test_sentences_come_with_the_space_before_them(trained):
     assert trained.decode(ids) == text.replace("\n", " ")
     assert ids == trained.encode(text.replace("\n", " "))[1:-1]
     assert encoded.tokens[len(ids) :].tolist() == trained.encode("Another one. Ends.")[1:-1]
-
-
-def test_prepare_trains_one(tmp_path):
-    source = tmp_path / "text.txt"
-    lines = [f"Owl number {n} sleeps. It hunts {n} mice at night." for n in range(60)]
-    source.write_text("\n\n".join(lines))
-    options = {"vocab_size": 300, "workers": 1, "validation_fraction": 0.1}
-    corpora = [
-        prepare([str(source)], tmp_path / name, tokenizer="bpe", **options) for name in ("a", "b")
-    ]
-    assert corpora[0].fingerprint == corpora[1].fingerprint
-    assert corpora[0].manifest["tokenizer"]["kind"] == "bpe"
-    assert not corpora[0].manifest["tokenizer"]["lowercase"]
-    again = load_tokenizer(tmp_path / "a")
-    assert again.decode(corpora[0].train.shards[0].tolist()).startswith("Owl number")
-    with pytest.raises(UsageError, match="keeps the case"):
-        prepare([str(source)], tmp_path / "c", tokenizer="bpe", lowercase=True)
 
 
 def test_words_begin_with_white_space_of_any_kind(trained):

@@ -193,7 +193,6 @@ def test_documents_are_compared_exactly(tmp_path):
     [
         ({"tokenizer": "characters", "strip_accents": "yes"}, "`strip_accents` yes is not for"),
         ({"tokenizer": "characters", "near_duplicates": 0.8}, "compares words"),
-        ({"tokenizer": "character"}, "Did you mean 'characters'"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(tmp_path, options, message):
