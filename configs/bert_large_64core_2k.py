@@ -14,10 +14,6 @@ proportion of BERT's corpus (2,500 and 800 million words) these are
 In all 112,500 x 2,037 + 12,500 x 2,066 = 255.0 million, of 256.0. With another corpus the start of
 each phase says how many sequences an update has; set `phases.N.global_batch_size` by it.
 
-A TPU v3 multiplies integers in many steps, so that the hash of dropout is the one without
-multiplications (docs/benchmarks.md, Dropout's hashes); `--set dropout_hash=lowbias32` is the other
-recipes'.
-
 The rate is RoBERTa-Large's, 4e-4, with a warm-up of 6 % of the updates and beta2 0.98 as there
 (table 9; batches of 8,192). Table 3 has 7e-4, for BERT-Base. Everything else is as in `bert_large`.
 """
@@ -36,7 +32,6 @@ def config() -> TrainConfig:
         recipe,
         name="bert_large_64core_2k",
         data=replace(recipe.data, packing="best_fit"),
-        dropout_hash="shift_add",
         optimizer=AdamW(
             schedule=LinearDecay(),
             learning_rate=4e-4,

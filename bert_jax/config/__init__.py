@@ -61,11 +61,6 @@ class TrainConfig:
     seed: Annotated[int, Meta(le=2**32 - 1)] = setting(
         0, "Decides initial weights, the order of examples, masks and dropout."
     )
-    dropout_hash: Literal["lowbias32", "shift_add"] = setting(
-        "lowbias32",
-        "How dropout draws: `lowbias32`, or `shift_add`, which draws other elements without "
-        "integer multiplications, and is faster on TPU v2 and v3.",
-    )
     objective: str = setting(
         "mlm+nsp", "What the model learns: [see below](#another-objective).", choices=OBJECTIVES
     )

@@ -52,9 +52,7 @@ def train_step(
         if rates is not None:
             # Nothing is computed for what is held, and it has no part in the gradient's norm.
             params = jax.tree.map(lambda p, r: p if r else jax.lax.stop_gradient(p), params, rates)
-        key = DropoutKey.create(
-            seed=config.seed, step=state.step, rows_B=rows_B, hash_name=config.dropout_hash
-        )
+        key = DropoutKey.create(seed=config.seed, step=state.step, rows_B=rows_B)
         sums = objective.forward(params, batch, config=config, key=key)
         return objective.loss(sums, counts), sums
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from bert_jax.model.attention.implementation import Implementation
 from bert_jax.model.attention.need import Need
 from bert_jax.model.attention.plain import FORBIDDEN
-from bert_jax.model.dropout import DropoutKey, bits_at, key_words, threshold
+from bert_jax.model.dropout import DropoutKey, hashed, key_words, threshold
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import device_kind, index_along, on_each_device, spec_of
 
@@ -113,7 +113,7 @@ def _forward(q_BLHK, k_BLHK, v_BLHK, mask, key, rate) -> tuple[jax.Array, Any]:
     arrays = (q_BLHK, k_BLHK, v_BLHK)
     rows, _, heads, _ = spec_of(q_BLHK)
     kernel = on_each_device(
-        partial(_forward_here, dropout=_Dropout.of(key, rate), heads_axis=heads),
+        partial(_forward_here, rate=rate, heads_axis=heads),
         takes=(jax.P(rows, None, heads), jax.P(rows), jax.P(rows)),
         gives=(jax.P(rows, None, heads), jax.P(rows, heads)),
     )
@@ -125,7 +125,7 @@ def _backward(rate, residuals, g_BLHK) -> tuple:
     *arrays, mask, key, out_BLHK, log_sums_BHL = residuals
     rows, _, heads, _ = spec_of(g_BLHK)
     kernel = on_each_device(
-        partial(_backward_here, dropout=_Dropout.of(key, rate), heads_axis=heads),
+        partial(_backward_here, rate=rate, heads_axis=heads),
         takes=(jax.P(rows, None, heads), jax.P(rows, heads), jax.P(rows), jax.P(rows)),
         gives=jax.P(rows, None, heads),
     )
@@ -163,7 +163,7 @@ def _words(key: DropoutKey | None) -> tuple[jax.Array, ...]:
 # `program_id` says.
 
 
-def _forward_here(arrays, spans, words, *, dropout, heads_axis):
+def _forward_here(arrays, spans, words, *, rate, heads_axis):
     batch, length, heads, size = arrays[0].shape
     blocks, exponent = _FORWARD, size**-0.5 * _LOG2_E
 
@@ -171,7 +171,7 @@ def _forward_here(arrays, spans, words, *, dropout, heads_axis):
         words_refs, (out_ref, log_sums_ref) = refs[:-2], refs[-2:]
         of_queries = _block(blocks.queries)
         q_RK, ids_R = q_ref[of_queries, :], ids_ref[of_queries]
-        draw = _Draw.of_head(words_refs, dropout, length)
+        draw = _Draw.of_head(words_refs, rate, length)
 
         def body(block, carry):
             out_RK, highest_R, sum_R = carry
@@ -192,7 +192,7 @@ def _forward_here(arrays, spans, words, *, dropout, heads_axis):
         start = jnp.zeros((blocks.queries, size), jnp.float32), zeros_R + FORBIDDEN, zeros_R
         seen = _blocks_seen(first_ref, end_ref, of_queries, blocks.keys)
         out_RK, highest_R, sum_R = jax.lax.fori_loop(*seen, body, start)
-        out_RK = out_RK / (sum_R * (1 - dropout.rate))[:, None]
+        out_RK = out_RK / (sum_R * (1 - rate))[:, None]
         out_ref[of_queries, :] = out_RK.astype(out_ref.dtype)
         log_sums_ref[of_queries] = highest_R + jnp.log2(sum_R)
 
@@ -208,7 +208,7 @@ def _forward_here(arrays, spans, words, *, dropout, heads_axis):
     )
 
 
-def _backward_here(arrays, sums, spans, words, *, dropout, heads_axis):
+def _backward_here(arrays, sums, spans, words, *, rate, heads_axis):
     batch, length, heads, size = arrays[0].shape
     in_head, in_scores, in_row = _specs(length, size)
 
@@ -230,7 +230,7 @@ def _backward_here(arrays, sums, spans, words, *, dropout, heads_axis):
             x_PK, y_PK = (ref[here, :] for ref in own_refs)
             ids_P = ids_ref[here]
             sums_P = None if is_of_keys else (log_sums_ref[here], sums_ref[here])
-            draw = _Draw.of_head(words_refs, dropout, length)
+            draw = _Draw.of_head(words_refs, rate, length)
 
             def body(block, gradients):
                 there = _block(other, block)
@@ -257,7 +257,7 @@ def _backward_here(arrays, sums, spans, words, *, dropout, heads_axis):
             found = jax.lax.fori_loop(*seen, body, zeros)
             # What the loop leaves out, since it is the same for all: the scale of scores, and the
             # share that dropout keeps.
-            scales = (size**-0.5 / (1 - dropout.rate), 1 / (1 - dropout.rate))
+            scales = (size**-0.5 / (1 - rate), 1 / (1 - rate))
             for ref, gradient_PK, scale in zip(gradient_refs, found, scales, strict=False):
                 ref[here, :] = (gradient_PK * scale).astype(ref.dtype)
 
@@ -276,43 +276,34 @@ def _backward_here(arrays, sums, spans, words, *, dropout, heads_axis):
     return dq, dk, dv
 
 
-class _Dropout(NamedTuple):
-    """Which hash draws, and how much is dropped."""
-
-    hash_name: str = ""
-    rate: float = 0.0
-
-    @classmethod
-    def of(cls, key: DropoutKey | None, rate: float) -> "_Dropout":
-        return cls() if key is None else cls(key.hash_name, rate)
-
-
 class _Draw(NamedTuple):
     """Dropout of the weights of one head of a row, in a kernel."""
 
-    dropout: _Dropout
+    rate: float
     length: int
     # The key words of the row, and the place of the head's first query among those of all heads.
     words: tuple[jax.Array, jax.Array] | None = None
     first: Any = None
 
     @classmethod
-    def of_head(cls, words_refs, dropout: _Dropout, length: int) -> "_Draw":
+    def of_head(cls, words_refs, rate: float, length: int) -> "_Draw":
         if not words_refs:
-            return cls(dropout, length)
+            return cls(rate, length)
         word_1, word_2, first_head = (ref[0] for ref in words_refs)
         head = first_head + _pallas().program_id(1).astype(jnp.uint32)
-        return cls(dropout, length, (word_1, word_2), head * jnp.uint32(length))
+        return cls(rate, length, (word_1, word_2), head * jnp.uint32(length))
 
     def kept(self, arrays: list, *, queries: jax.Array, keys: jax.Array) -> list:
-        """Returns arrays with a number for each weight of a block, by the places of its queries and
+        """Returns arrays with a number per weight of a block, at the places of its queries and
         keys, with zeros where a weight is dropped.
         """
         if self.words is None:
             return arrays
-        name, rate = self.dropout
-        bits = bits_at(name, *self.words, self.first + queries, keys, size=self.length)
-        return [jnp.where(bits >= threshold(rate), x, 0.0) for x in arrays]
+        # The bits of `dropout.random_bits` on a GPU, at these places only.
+        row_1, row_2 = self.words
+        index = (self.first + queries) * jnp.uint32(self.length) + keys
+        keep = hashed(index + row_1, row_2) >= threshold(self.rate)
+        return [jnp.where(keep, x, 0.0) for x in arrays]
 
 
 def _block(size: int, number: Any = None) -> Any:

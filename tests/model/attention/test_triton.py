@@ -1,6 +1,4 @@
-"""The kernels for NVIDIA GPUs, interpreted on a CPU, beside the formula; and that jax compiles
-them.
-"""
+"""The kernels for NVIDIA GPUs, interpreted on a CPU, against the formula; jax lowers them."""
 
 import warnings
 from typing import Any
@@ -13,15 +11,14 @@ import pytest
 from bert_jax.model import sharding
 from bert_jax.model.attention import triton
 from bert_jax.model.attention.need import Need
-from bert_jax.model.dropout import HASHES, DropoutKey, bits_at, key_words, random_bits
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import batch_sharding
 from bert_jax.registry import ATTENTION
 from tests.batches import described_gpu, mesh_of
 
 _ROWS, _HEADS, _SIZE, _LENGTH, _RATE = 2, 2, 16, 192, 0.1
-# Sequences over the ends of blocks, within one, and padding of more than a block; and one whole
-# row.
+# Sequences across block boundaries and within a block, padding of more than a block; one whole row.
 _PACKED = ((70, 20, 30), (_LENGTH,))
 
 
@@ -40,9 +37,8 @@ def _heads(count: int, dtype: Any = jnp.float32) -> list[jax.Array]:
     return [jnp.asarray(draw.normal(size=shape), dtype) for _ in range(count)]
 
 
-def _key(hash_name: str = "lowbias32") -> DropoutKey:
-    rows = jnp.arange(_ROWS) + 7
-    return DropoutKey.create(seed=3, step=jnp.uint32(5), rows_B=rows, hash_name=hash_name)
+def _key() -> DropoutKey:
+    return DropoutKey.create(seed=3, step=jnp.uint32(5), rows_B=jnp.arange(_ROWS) + 7)
 
 
 def _with_gradients(name: str, arrays: list, mask: Mask, key: DropoutKey, rate: float) -> list:
@@ -56,13 +52,12 @@ def _with_gradients(name: str, arrays: list, mask: Mask, key: DropoutKey, rate: 
     return [np.asarray(x, np.float32) for x in (out, *pull(weights))]
 
 
-@pytest.mark.parametrize("hash_name", HASHES)
 @pytest.mark.parametrize("rate", [0.0, _RATE])
-def test_they_are_the_plain_one_with_the_same_weights_dropped(rate, hash_name):
-    """Padding is computed as the plain one does, too."""
+def test_the_kernels_equal_plain_attention_with_the_same_dropped_weights(rate):
+    """Also for padding."""
     exact, rounded = (
         [
-            _with_gradients(name, _heads(4, dtype), _mask(), _key(hash_name), rate)
+            _with_gradients(name, _heads(4, dtype), _mask(), _key(), rate)
             for name in ("triton", "plain")
         ]
         for dtype in (jnp.float32, jnp.bfloat16)
@@ -90,34 +85,22 @@ def test_a_token_changes_no_other_sequence():
 
 
 def test_a_mesh_changes_nothing():
-    """Rows and heads are cut; weights are dropped by their place among all."""
+    """The mesh cuts rows and heads; the global place of a weight determines its dropout."""
     arrays, mask, key, mesh = _heads(4), _mask(), _key(), mesh_of((1, 2, 2))
     wanted = _with_gradients("plain", arrays, mask, key, _RATE)
     with jax.set_mesh(mesh):
         rows = batch_sharding(mesh)
         by_heads = jax.NamedSharding(mesh, jax.P(rows.spec[0], "tensor", None, None))
         placed = [jax.device_put(x, by_heads) for x in arrays]
-        key = DropoutKey(key.word_1, key.word_2, jax.device_put(key.rows_B, rows), key.hash_name)
+        key = DropoutKey(key.word_1, key.word_2, jax.device_put(key.rows_B, rows))
         found = _with_gradients("triton", placed, jax.device_put(mask, rows), key, _RATE)
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("hash_name", HASHES)
-def test_a_kernel_draws_the_bits_of_whole_arrays(hash_name):
-    key, shape = _key(hash_name), (_ROWS, 3, 5, 7)
-    word_1, word_2 = (each[:, None, None] for each in key_words(key))
-    outer = jnp.arange(3 * 5, dtype=jnp.uint32)[None, :, None]
-    inner = jnp.arange(7, dtype=jnp.uint32)[None, None]
-    found = bits_at(hash_name, word_1, word_2, outer, inner, size=7)
-    np.testing.assert_array_equal(found.reshape(shape), random_bits(key, shape))
-
-
 @pytest.mark.parametrize("rate", [0.0, _RATE])
-def test_jax_makes_kernels_of_them_for_a_gpu(rate):
-    """A GPU is described only. jax says that this back end will go; that it is there still is what
-    this test is for.
-    """
+def test_jax_lowers_the_kernels_for_a_gpu(rate):
+    """The GPU is only described. jax will remove this back end: the test fails once it has."""
     mesh = described_gpu()
     spec = jax.NamedSharding(mesh, jax.P(sharding.BATCH))
     heads = jax.ShapeDtypeStruct((_ROWS, _HEADS, 64, _LENGTH), jnp.bfloat16, sharding=spec)
@@ -149,7 +132,7 @@ def test_jax_makes_kernels_of_them_for_a_gpu(rate):
         ({"has_bias": True}, "adds nothing to scores"),
     ],
 )
-def test_what_it_cannot_serve_it_says(changes, said):
+def test_an_unsupported_need_is_named(changes, said):
     served: dict[str, Any] = {
         "length": 512,
         "head_size": 64,
