@@ -249,35 +249,32 @@ class Family:
     def require_expressible(self, model: ModelConfig, head: HeadConfig) -> None:
         """Raises UsageError for a model that none of the family's classes computes.
 
-        Names all fields that are in the way, with the values that are not.
+        The message names each field that the format does not support, and a value that it supports.
         """
         names, pooler_act = self.names_with(head.parts), self.pooler_act_of(model)
-        named = names.roots - self.lacks
-        unknown = [part for part in head.parts if part not in named]
-        known = self._known_values(model, head, names)
-        wrong = [name for name, values in known.items() if getattr(model, name) not in values]
-        problems, remedies = [], [f"set model.{n}={_written(known[n][0])}" for n in wrong]
+        unknown = [part for part in head.parts if part not in names.roots - self.lacks]
+        # Field -> its value, and the usual value of this format.
+        wrong = {
+            f"model.{name}": (getattr(model, name), values[0])
+            for name, values in self._known_values(model, head, names).items()
+            if getattr(model, name) not in values
+        }
+        parts = {*head.parts} - {*unknown}
+        if "pooler" in parts and head.pooler_act != pooler_act:
+            wrong["head.pooler_act"] = head.pooler_act, pooler_act
+        if {"pooler", *_CLASSIFIERS} & parts and head.transform != self.transform:
+            wrong["head.transform"] = head.transform, self.transform
+        problems = []
+        remedies = [f"set {field}={_written(usual)}" for field, (_, usual) in wrong.items()]
         if wrong:
-            listed = ", ".join(
-                f"model.{name} is {_written(getattr(model, name))}" for name in wrong
-            )
+            listed = ", ".join(f"{field} is {_written(own)}" for field, (own, _) in wrong.items())
             problems.append(f"{listed}, which this format does not support")
-        if "type_vocab_size" in wrong and not known["type_vocab_size"][0]:
+        if wrong.get("model.type_vocab_size") == (2, 0):
             remedies.append("set data.rows=full_sentences")  # other rows have two segments
         if unknown:
             problems.append(f"this format has no name for {', '.join(unknown)}")
             remedies += ["set objective=mlm"] * (set(unknown) <= {"pooler", "nsp"})
-        if "pooler" in {*head.parts} - {*unknown} and head.pooler_act != pooler_act:
-            problems.append(
-                f"head.pooler_act is {head.pooler_act}, and this format has {pooler_act}"
-            )
-            remedies.append(f"set head.pooler_act={pooler_act}")
-        begun = {"pooler", *_CLASSIFIERS} & {*head.parts} - {*unknown}
-        if begun and head.transform != self.transform:
-            has, needs = _written(head.transform), _written(self.transform)
-            problems.append(f"head.transform is {has}, and this format has {needs}")
-            remedies.append(f"set head.transform={needs}")
-        if problems and remedies:
+        if remedies:
             problems.append(f"to export a model, train it with {' '.join(remedies)}")
         if problems:
             raise UsageError("; ".join(problems))

@@ -228,7 +228,6 @@ def _read_network(
         validate_model(model, head)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
-    _require_sizes(tensors, table, model, None if allow_missing_heads else head, path)
     ignored = [family.sinusoids]
     if table is family.pooled_names:  # some files keep the pooler that the classifier replaces
         ignored += [f"{family.base}.pooler.dense.{leaf}" for leaf in ("weight", "bias")]
@@ -267,38 +266,3 @@ def declared_pad(directory: Path) -> int | None:
         return None
     pad = name_map.read_json(directory / CONFIG, hint=_HINT).get("pad_token_id")
     return pad if isinstance(pad, int) and not isinstance(pad, bool) else None
-
-
-def _require_sizes(
-    tensors: dict[str, np.ndarray],
-    table: NameMap,
-    model: ModelConfig,
-    head: HeadConfig | None,
-    path: Path,
-) -> None:
-    """Raises UsageError, with the right value, if the config at `path` gives another size of the
-    vocabulary or number of labels than the tensors have, or a missing output matrix. Without
-    `head`, only the vocabulary is checked.
-    """
-    words = tensors.get(f"{table.fixed['encoder.embeddings.word']}.weight")
-    is_table = words is not None and words.ndim == 2 and words.shape[1] == model.table_size
-    if words is not None and is_table and len(words) != model.vocab_size:
-        raise UsageError(
-            f"{path}: vocab_size is {model.vocab_size}, but the word embedding has {len(words)} "
-            f"rows; set vocab_size to {len(words)}"
-        )
-    parts, count = (set(head.parts), max(len(head.labels), 1)) if head else (set(), 0)
-    for part in {"sequence_classifier", "token_classifier"} & parts:
-        weight = tensors.get(f"{table.fixed[part]}.weight")
-        if weight is not None and weight.ndim == 2 and len(weight) not in (0, count):
-            raise UsageError(
-                f"{path}: id2label and num_labels give {count} outputs, but "
-                f"{table.fixed[part]}.weight has {len(weight)}; remove id2label and label2id, and "
-                f"set num_labels to {len(weight)}"
-            )
-    decoder = f"{table.fixed.get('mlm.decoder')}.weight"
-    if "mlm" in parts and not model.tie_word_embeddings and decoder not in tensors:
-        raise UsageError(
-            f"{path}: tie_word_embeddings is false, but there is no {decoder}; set "
-            "tie_word_embeddings to true if the output uses the word embedding"
-        )

@@ -161,7 +161,7 @@ def collect(
         UsageError: names the tensors that are missing, extra or misshapen, at most eight of each.
         NonFinite: tensors hold nan or infinity.
     """
-    # A wrong number of layers would take long to lay out.
+    # The description of a model with a wrong number of layers would take long to compute.
     if model.num_hidden_layers > max(len(tensors), 1):
         raise UsageError(
             f"{source} does not hold the model its {described_by} describes: num_hidden_layers is "
@@ -170,8 +170,7 @@ def collect(
     params: Params = {}
     spoilt: list[str] = []
     # Part -> the expected tensor -> what is wrong with it.
-    missing: dict[str, dict[str, str]] = {}
-    misfits: dict[str, dict[str, str]] = {}
+    wrong: dict[str, dict[str, str]] = {}
     surplus = set(tensors) - set(redundant)
     for path, leaf in leaves(bert.abstract_params(model, head)):
         entry = layout.entry(path)
@@ -179,44 +178,41 @@ def collect(
         wanted = f"{entry.name} {list(expected)}"
         surplus.discard(entry.name)
         if tensor is None:
-            missing.setdefault(path[0], {})[wanted] = f"missing {wanted}"
+            problem = f"missing {wanted}"
         elif tensor.shape != expected:
             problem = f"{entry.name} is {list(tensor.shape)}, expected {list(expected)}"
-            misfits.setdefault(path[0], {})[wanted] = problem
         elif not _is_real(tensor.dtype):
             problem = f"{entry.name} is of type {tensor.dtype}, expected floating point"
-            misfits.setdefault(path[0], {})[wanted] = problem
         else:
             insert(params, path, entry.to_ours(tensor))
             spoilt += [] if np.isfinite(tensor).all() else [entry.name]
+            continue
+        wrong.setdefault(path[0], {})[wanted] = problem
     left_out: tuple[str, ...] = ()
     if allow_missing_heads:
-        optional = (missing.keys() | misfits.keys()) - {"encoder"}
+        optional = wrong.keys() - {"encoder"}
         # These parts read the pooler's output.
         optional |= {"nsp", "sequence_classifier"} if "pooler" in optional else set()
-        left_out = tuple(
-            wanted
-            for part in sorted(optional)
-            for wanted in (missing.pop(part, {}) | misfits.pop(part, {}))
-        )
+        left_out = tuple(name for part in sorted(optional) for name in wrong.pop(part, {}))
         head = dataclasses.replace(head, parts=tuple(p for p in head.parts if p not in optional))
         params = {part: tree for part, tree in params.items() if part not in optional}
     ignored = {name for name in surplus if any(fnmatchcase(name, p) for p in ignore_unexpected)}
     if ignored:
         note_once(f"{source}: {len(ignored)} tensors are ignored: {', '.join(sorted(ignored))}")
     unexpected = sorted(surplus - ignored)
-    problems = [[p for part in each.values() for p in part.values()] for each in (misfits, missing)]
-    problems.append([f"unexpected {name}" for name in unexpected])
-    if any(problems):
+    if wrong or unexpected:
         remedy = ""
-        if not unexpected and "encoder" not in {**missing, **misfits}:
+        if not unexpected and "encoder" not in wrong:
             remedy = ". `allow_missing_heads` reads the rest without them"
-        if unexpected and not missing and not misfits:
-            pattern = _pattern_of(unexpected)
-            remedy = f". `ignore_unexpected` '{pattern}' reads the rest without them"
-        listed = "; ".join(problem for each in problems for problem in _first(each))
+        if not wrong:
+            remedy = (
+                f". `ignore_unexpected` '{_pattern_of(unexpected)}' reads the rest without them"
+            )
+        problems = [problem for part in wrong.values() for problem in part.values()]
+        listed = [*_first(problems), *_first([f"unexpected {name}" for name in unexpected])]
         raise UsageError(
-            f"{source} does not hold the model its {described_by} describes: {listed}{remedy}"
+            f"{source} does not hold the model its {described_by} describes: "
+            f"{'; '.join(listed)}{remedy}"
         )
     if spoilt:
         raise NonFinite(
@@ -234,7 +230,7 @@ def _pattern_of(names: Sequence[str]) -> str:
 
 
 def _first(problems: list[str]) -> list[str]:
-    """Returns the first problems, and how many more there are: one wrong number makes hundreds."""
+    """Returns the first problems and the number of the others: one wrong size causes hundreds."""
     more = len(problems) - _NAMED
     return problems[:_NAMED] + ([f"and {more} more like it"] if more > 0 else [])
 

@@ -2,19 +2,18 @@
 
 Files vary without changing the model: a training wrapper prefixes every name, a writer stores one
 of two tied tensors, old versions have other spellings. Each variation is normalized here, with a
-note where the result differs from the file; an ambiguous file is refused.
+note where the result differs from the file; an ambiguous file is an error.
 """
 
 import dataclasses
-import itertools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
 
 from bert_jax.config import ModelConfig
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, some
 from bert_jax.interchange.family import Family
 from bert_jax.progress import note_once
 
@@ -37,7 +36,7 @@ def renamed(
 
     Modules of training wrappers and one prefix common to all names are removed, with a note; names
     that `ignore_unexpected` matches need not have the prefix, and are left out where they lack it.
-    Raises UsageError if other names lack it, if there are encoders under several prefixes, or if
+    Raises UsageError if other names lack the prefix (those of a second encoder, for example), or if
     two names become one.
     """
     plain = {name: _WRAPPERS.sub(r"\1", name) for name in tensors if not name.endswith(_BUFFERS)}
@@ -46,7 +45,12 @@ def renamed(
         for name, short in plain.items()
         if not any(fnmatchcase(each, p) for each in (name, short) for p in ignore_unexpected)
     }
-    prefix = _prefix(counted, family, source)
+    prefix = _prefix(counted, family)
+    if outside := sorted(name for name in counted if not name.startswith(prefix)):
+        raise UsageError(
+            f"{source}: the names of the encoder begin with {prefix!r}, but {some(outside)} do "
+            "not; name them with `ignore_unexpected` to read the rest"
+        )
     origins: dict[str, str] = {}
     for name, short in plain.items():
         if not short.startswith(prefix):
@@ -62,39 +66,13 @@ def renamed(
     return {ours: tensors[name] for ours, name in origins.items()}
 
 
-def _prefix(names: Collection[str], family: Family, source: str) -> str:
-    """Returns the common prefix of the names of a model; "" if there is none."""
+def _prefix(names: Collection[str], family: Family) -> str:
+    """Returns the prefix of the names of the first encoder; "" if there is none."""
     bases = "|".join(re.escape(base) for base in (f"{family.base}.", *family.prefixes))
     layer = re.escape(family.names.layer_prefix.removeprefix(f"{family.base}."))
     layer = layer.replace(re.escape("{}"), r"\d+")
     pattern = re.compile(rf"((?:[^.]+\.)*?)(?:{bases})?{layer}")
-    prefixes = sorted({match[1] for name in names if (match := pattern.match(name))})
-    if not prefixes or not prefixes[0]:
-        return ""
-    first, *others = prefixes
-    if others:
-        raise UsageError(
-            f"{source} holds several encoders, with the prefixes {', '.join(map(repr, prefixes))}: "
-            f"{_leaving_out(others)} reads the one of {first!r}"
-        )
-    outside = sorted({_root(name, first) for name in names if not name.startswith(first)})
-    if outside:
-        raise UsageError(
-            f"{source}: the names of the encoder begin with {first!r}, and others with "
-            f"{', '.join(map(repr, outside))}: {_leaving_out(outside)} reads the rest"
-        )
-    return first
-
-
-def _root(name: str, prefix: str) -> str:
-    """Returns the shortest part of `name`, up to a dot, at which it departs from `prefix`."""
-    parts = re.findall(r"[^.]*\.?", name)
-    roots = itertools.accumulate(parts)
-    return next((root for root in roots if not prefix.startswith(root)), name)
-
-
-def _leaving_out(roots: Iterable[str]) -> str:
-    return " ".join(f"`ignore_unexpected` '{root}{'*' * root.endswith('.')}'" for root in roots)
+    return min((match[1] for name in names if (match := pattern.match(name))), default="")
 
 
 def _modern(name: str, family: Family) -> str:
@@ -139,7 +117,7 @@ def output_normalized(
     bias, copy = (f"{fixed[n]}.bias" for n in ("mlm", "mlm.decoder"))
     if copy != bias and copy in found:
         if bias in found and not np.array_equal(found[bias], found[copy]):
-            note_once(f"{source}: {bias} differs from {copy}, and is not read")
+            note_once(f"{source}: {bias} differs from {copy} and is ignored")
         found[bias] = found.pop(copy)
     values = found.get(bias)
     if values is not None and values.ndim == 1 and len(values) < model.vocab_size:

@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 
 from bert_jax.config import TrainConfig
 from bert_jax.data.tokenizer import hub
 from bert_jax.errors import UsageError
-from bert_jax.interchange import foreign as foreign_models
-from bert_jax.interchange import huggingface, name_map, sentence_transformers
+from bert_jax.interchange import (
+    huggingface,
+    name_map,
+    safetensors_files,
+    sentence_transformers,
+    tf1,
+)
 from bert_jax.interchange.name_map import Foreign
 from bert_jax.interchange.sentence_transformers import EmbeddingRecipe
 from bert_jax.model import sharding
@@ -31,7 +36,7 @@ def export_checkpoint(
     *,
     to: Literal["hf", "tf1"],
     dtype: str = "float32",
-    max_file_bytes: int | None = None,
+    max_file_bytes: int = safetensors_files.MAX_FILE_BYTES,
     ignore_unexpected: Sequence[str] = (),
     model_type: str | None = None,
     license: str | None = None,
@@ -58,8 +63,7 @@ def export_checkpoint(
         loaded = load_checkpoint(source, mesh=mesh, ignore_unexpected=ignore_unexpected)
         config, model = loaded.config, loaded.config.model
         foreign = Foreign(model, config.head, loaded.params, loaded.step, (), loaded.tokenizer)
-        library = "transformers"
-        recipe = None
+        recipe, library = None, "transformers"
         if pooling is not None:
             recipe = _recipe(config, pooling, normalize=normalize, length=length)
             library = "sentence-transformers"
@@ -68,10 +72,20 @@ def export_checkpoint(
                 f"{source}: its pooling and what follows it ({sentence_transformers.MODULES}) are "
                 "not exported; give its `pooling`, `normalize` and `length`"
             )
-        options: dict[str, Any] = {"dtype": dtype, "model_type": model_type}
-        if max_file_bytes is not None:
-            options["max_file_bytes"] = max_file_bytes
-        model_type = foreign_models.write(output, foreign, format=to, **options)
+        if to == "tf1":
+            tf1.write(output, foreign, tokenizer=loaded.tokenizer)
+            model_type = "bert"
+        else:
+            model_type = huggingface.write(
+                output,
+                loaded.params,
+                model,
+                head=config.head,
+                tokenizer=loaded.tokenizer,
+                dtype=dtype,
+                max_file_bytes=max_file_bytes,
+                model_type=model_type,
+            )
         if recipe is not None:
             sentence_transformers.write(output, recipe, width=model.hidden_size)
         if loaded.is_run:

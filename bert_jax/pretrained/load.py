@@ -1,9 +1,11 @@
 """Reads the parameters of a workdir, of one step of a workdir, or of another system's model."""
 
+import dataclasses
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -16,8 +18,7 @@ from bert_jax.data.corpus.store import MANIFEST, Corpus
 from bert_jax.data.tokenizer import hub, tokenizer_files
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NoUsableCheckpoint, UsageError
-from bert_jax.interchange import foreign as foreign_models
-from bert_jax.interchange import huggingface, tf1
+from bert_jax.interchange import huggingface, sentence_transformers, tf1
 from bert_jax.interchange.name_map import Foreign
 from bert_jax.model import bert, sharding
 from bert_jax.registry import OBJECTIVES
@@ -78,7 +79,7 @@ def load_checkpoint(
     path = _existing(directory)
     if step is not None or _is_workdir(path):
         return _load_step(path, step, mesh)
-    foreign = foreign_models.read(
+    foreign = _read_foreign(
         path, allow_missing_heads=allow_missing_heads, ignore_unexpected=ignore_unexpected
     )
     if foreign is None or foreign.tokenizer is None:
@@ -98,6 +99,22 @@ def load_checkpoint(
         foreign.missing,
         is_run=False,
     )
+
+
+def _read_foreign(path: Path, **options: Any) -> Foreign | None:
+    """Returns the third-party model at `path`, with the directory of its tokenizer; None if there
+    is none.
+
+    In a directory with both formats, Hugging Face's is read; a TF1 prefix names the other.
+    """
+    directory = sentence_transformers.encoder_directory(path)
+    if huggingface.is_directory(directory):
+        found = huggingface.read(directory, **options)
+    elif tf1.is_checkpoint(path):
+        directory, found = tf1.directory_of(path), tf1.read(path, **options)
+    else:
+        return None
+    return dataclasses.replace(found, tokenizer=directory)
 
 
 def run_of(path: str | Path) -> tuple[Path, int | None]:

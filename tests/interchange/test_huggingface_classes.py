@@ -253,14 +253,14 @@ def test_the_encoder_is_never_left_out(tmp_path):
     [
         ({"id2label": {"0": "a", "2": "b"}}, "does not number its labels 0 to 1"),
         ({"id2label": ["a", "b"]}, "is no table of numbers and labels"),
-        ({"id2label": {"0": "a", "1": "b"}}, "set num_labels to 3"),
+        ({"id2label": {"0": "a", "1": "b"}}, r"is \[3, 24\], expected \[2, 24\]"),
         ({"id2label": {"0": "a", "1": "a", "2": "b"}}, "each label once"),
         ({"problem_type": "multi_label_classification"}, "is not supported"),
         ({"problem_type": "regression"}, "a regression with 3 outputs"),
         ({"is_decoder": True}, "is_decoder is True, which is not supported"),
         ({"architectures": ["BertForMultipleChoice"]}, "has BertForMultipleChoice, which is not"),
         ({"num_labels": 0, "id2label": None}, "num_labels is 0; expected 1 to"),
-        ({"num_labels": 2, "id2label": None}, "set num_labels to 3"),
+        ({"num_labels": 2, "id2label": None}, r"is \[3, 24\], expected \[2, 24\]"),
         ({"hidden_size": 32}, r"is \[64, 24\], expected \[64, 32\]"),
     ],
 )

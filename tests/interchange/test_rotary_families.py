@@ -1,11 +1,7 @@
-"""ModernBERT, EuroBERT and UltraBERT: as transformers computes and writes them, and each wrong
-reading of their configs.
-"""
+"""ModernBERT, EuroBERT and UltraBERT: the results and files of transformers, and bad configs."""
 
 import dataclasses
 import json
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +12,8 @@ from safetensors.numpy import load_file, save_file
 from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, huggingface_config
-from bert_jax.model import bert, encoder
-from bert_jax.model.heads import masked_lm
+from bert_jax.model import bert
 from bert_jax.model.layer_spec import layer_specs
-from bert_jax.model.mixers import self_attention
 from bert_jax.registry import FAMILIES
 from tests.golden import make_eurobert, make_modernbert, make_ultrabert
 from tests.golden.make_modernbert import HEAD, MODEL, documents, params
@@ -128,142 +122,6 @@ def test_heads_of_tasks_equal_transformers(task, version):
     (name,) = (name for name in outputs if name.endswith("_logits"))
     expected = GOLDEN["modernbert"][f"{version}.{task}"]
     np.testing.assert_allclose(outputs[name][0], expected, atol=1e-5, rtol=0)
-
-
-# --- wrong readings: (monkeypatch, parameters, model) -> parameters, model -----------------------
-
-Reading = Callable[[Any, Any, ModelConfig], tuple[Any, ModelConfig]]
-
-
-def changed(**changes: Any) -> Reading:
-    return lambda patch, tree, model: (tree, dataclasses.replace(model, **changes))
-
-
-def first_norm(patch, tree, model):
-    tree["encoder"]["layer_0"]["attention_norm"] = {"scale": np.ones(64, np.float32)}
-    return tree, dataclasses.replace(model, first_norm=True)
-
-
-def no_embedding_norm(patch, tree, model):
-    del tree["encoder"]["embeddings"]["layer_norm"]
-    return tree, dataclasses.replace(model, embedding_norm=False)
-
-
-def embedding_norm(patch, tree, model):
-    tree["encoder"]["embeddings"]["layer_norm"] = {"scale": np.ones(64, np.float32)}
-    return tree, dataclasses.replace(model, embedding_norm=True)
-
-
-def no_last_norm(patch, tree, model):
-    begin = encoder.Encoder.__init__
-
-    def without(self, *args, **options):
-        begin(self, *args, **options)
-        self.final_norm = None
-
-    patch.setattr(encoder.Encoder, "__init__", without)
-    del tree["encoder"]["final_norm"]
-    return tree, model
-
-
-def shifted(by: int) -> Reading:
-    def reading(patch, tree, model):
-        def specs(model):
-            found = layer_specs(model)
-            kinds = found[by:] + found[:by]
-            return tuple(
-                dataclasses.replace(kind, has_attention_norm=own.has_attention_norm)
-                for kind, own in zip(kinds, found, strict=True)
-            )
-
-        patch.setattr(encoder, "layer_specs", specs)
-        return tree, model
-
-    return reading
-
-
-def tanh_in(module) -> Reading:
-    def reading(patch, tree, model):
-        exact = module.activation
-        patch.setattr(module, "activation", lambda name, x: exact("gelu_new", x))
-        return tree, model
-
-    return reading
-
-
-def no_decoder_bias(patch, tree, model):
-    tree["mlm"]["bias"].fill(0)
-    return tree, model
-
-
-def swapped_halves(patch, tree, model):
-    for number in range(4):
-        layer = tree["encoder"][f"layer_{number}"]
-        layer["gate"], layer["intermediate"] = layer["intermediate"], layer["gate"]
-    return tree, model
-
-
-def other_order_of_heads(patch, tree, model):
-    patch.setattr(self_attention, "repeat_heads", lambda x, heads: jnp.tile(x, (1, 2, 1, 1)))
-    return tree, model
-
-
-_INTERLEAVED = changed(position_embedding_type="rotary_interleaved")
-_LAYERNORM = changed(norm="layernorm", norm_bias=False)
-READINGS: dict[str, dict[str, Reading]] = {
-    "modernbert": {
-        "a norm in layer 0": first_norm,
-        "kinds shifted by one": shifted(1),
-        "kinds shifted by two": shifted(2),
-        "a wider window": changed(attention_window=18),
-        "a narrower window": changed(attention_window=14),
-        "the window on each side": changed(attention_window=32),
-        "no norm of the embeddings": no_embedding_norm,
-        "no last norm": no_last_norm,
-        "no bias of the decoder": no_decoder_bias,
-        "the halves swapped": swapped_halves,
-        "tanh in the blocks": tanh_in(encoder),
-        "tanh in the head": tanh_in(masked_lm),
-        "the thetas swapped": changed(rope_theta=100.0, local_rope_theta=1_000.0),
-        "one theta": changed(local_rope_theta=0.0),
-        "the default thetas": changed(rope_theta=160_000.0, local_rope_theta=10_000.0),
-        "interleaved rotation": _INTERLEAVED,
-    },
-    "eurobert": {
-        "heads of keys in the other order": other_order_of_heads,
-        "another theta": changed(rope_theta=10_000.0),
-        "layernorm": _LAYERNORM,
-        "gelu": changed(hidden_act="gelu"),
-        "interleaved rotation": _INTERLEAVED,
-    },
-    "ultrabert": {
-        "radius halved": changed(attention_window=8),
-        "window + 1 on either side": changed(attention_window=18),
-        "kinds shifted by one": changed(first_global_layer=1),
-        "kinds shifted by two": changed(first_global_layer=0),
-        "thetas swapped": changed(rope_theta=100.0, local_rope_theta=1_000.0),
-        "thetas equal": changed(local_rope_theta=0.0),
-        "default thetas": changed(rope_theta=2_560_000.0, local_rope_theta=10_000.0),
-        "interleaved rotation": _INTERLEAVED,
-        "heads of keys in the other order": other_order_of_heads,
-        "a norm of the embeddings": embedding_norm,
-        "no last norm": no_last_norm,
-        "layernorm": _LAYERNORM,
-        "the activation of the blocks in the head": changed(masked_lm_act="hidden_act"),
-        "GELU in the blocks": changed(hidden_act="gelu"),
-    },
-}
-
-
-@pytest.mark.parametrize(
-    ("family", "name"), [(family, name) for family, each in READINGS.items() for name in each]
-)
-def test_a_wrong_reading_is_seen(family, name, monkeypatch):
-    # The cache of structures does not know that a part of the code is patched.
-    monkeypatch.setattr(bert, "_structure", bert._structure.__wrapped__)
-    tree, model = READINGS[family][name](monkeypatch, params(MODELS[family]), MODELS[family])
-    ours = logits_of(tree, row_of(documents()[0], length=64), model)
-    assert np.abs(ours - GOLDEN[family]["5.logits.0"]).max() >= 5e-4
 
 
 def test_initial_deviations_are_those_of_the_published_recipe():
@@ -590,20 +448,12 @@ _SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attentio
     [
         ("modernbert", (22, 768, 1152, 12, 50_368), 149_655_232, 149_014_272),
         ("modernbert", (28, 1024, 2624, 16, 50_368), 395_881_664, 394_781_696),
-        ("modernbert", (7, 256, 384, 4, 50_368), 16_913_600, None),
-        ("modernbert", (10, 384, 576, 6, 50_368), 32_081_344, None),
-        ("modernbert", (19, 512, 768, 8, 50_368), 68_457_664, None),
-        ("modernbert", (28, 1792, 3840, 28, 50_368), 1_031_314_112, None),
-        ("modernbert", (22, 384, 1152, 6, 256_000), 140_897_536, 140_493_696),
         ("modernbert", (22, 768, 1152, 12, 256_000), 307_786_240, 306_939_648),
         ("eurobert", (12, 768, 3072, 12, 128_256, 12), 310_266_624, 211_766_016),
-        ("eurobert", (26, 1152, 4096, 18, 128_256, 6), 755_625_600, 607_874_688),
         ("eurobert", (32, 2304, 6144, 18, 128_256, 6), 2_403_092_736, 2_107_590_912),
     ],
 )
 def test_parameter_counts_are_the_published_ones(family, shape, with_head, body):
     sizes = dict(zip(_SIZES, shape, strict=False))
     model = dataclasses.replace(MODELS[family], **sizes)
-    assert count(model, HEAD) == with_head
-    if body is not None:
-        assert count(model, HeadConfig(parts=())) == body
+    assert (count(model, HEAD), count(model, HeadConfig(parts=()))) == (with_head, body)

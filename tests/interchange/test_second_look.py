@@ -40,7 +40,6 @@ MODELS: dict[str, ModelConfig] = {
     "roberta-prelayernorm": dataclasses.replace(_GELU, norm_placement="pre"),
     "eurobert": dataclasses.replace(make_eurobert.MODEL, tie_word_embeddings=True),
 }
-each_family = pytest.mark.parametrize("family", MODELS)
 
 
 def written(folder: Path, family: str, head: HeadConfig = _MLM, **changes: Any) -> Path:
@@ -140,8 +139,15 @@ READ: dict[str, Callable[[Tensors, str], Tensors | None]] = {
 }
 
 
-@each_family
-@pytest.mark.parametrize("variation", READ)
+# The variations that depend on the names of a family.
+_BY_NAMES = ("both tied names", "the tied names in a wrapper", "no base")
+
+
+@pytest.mark.parametrize(
+    ("family", "variation"),
+    [("bert", name) for name in READ]
+    + [(family, name) for family in sorted(MODELS.keys() - {"bert"}) for name in _BY_NAMES],
+)
 def test_variations_are_read_as_the_model(tmp_path, family, variation):
     directory = written(tmp_path, family)
     expected = huggingface.read(directory)
@@ -151,7 +157,7 @@ def test_variations_are_read_as_the_model(tmp_path, family, variation):
     assert_same(found.params, expected.params)
 
 
-@pytest.mark.parametrize("family", sorted(MODELS.keys() - {"eurobert"}))  # its output has no bias
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_a_short_bias_is_padded_with_zeros(tmp_path, family, capsys):
     """transformers before 4 resized the embedding and left the bias as it was."""
     directory = written(tmp_path, family)
@@ -176,7 +182,7 @@ def test_a_short_bias_is_padded_with_zeros(tmp_path, family, capsys):
     assert_same(huggingface.read(directory).params, expected)
 
 
-@each_family
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
 @pytest.mark.parametrize("says_so", [True, False])
 def test_an_output_matrix_that_is_not_tied(tmp_path, family, says_so, capsys):
     """The config may still tie it: transformers 5 then keeps both matrices."""
@@ -195,12 +201,12 @@ def test_an_output_matrix_that_is_not_tied(tmp_path, family, says_so, capsys):
     assert ("so the two are not tied" in capsys.readouterr().err) == (not says_so)
     change(directory, lambda t: {n: x for n, x in t.items() if n != decoder})
     if says_so:
-        with pytest.raises(UsageError, match=f"tie_word_embeddings is false, but .* no {decoder};"):
+        with pytest.raises(UsageError, match=f"missing {re.escape(decoder)}"):
             huggingface.read(directory)
 
 
-@each_family
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("part", ["sequence_classifier", "token_classifier"])
 def test_a_number_of_labels_without_names(tmp_path, family, count, part):
     names = tuple(f"LABEL_{number}" for number in range(count)) if count > 1 else ("LABEL_0",)
@@ -273,14 +279,13 @@ def both_spellings(tensors: Tensors) -> None:
 _REFUSED: dict[str, tuple[Callable[[Tensors], Tensors | None], str, dict[str, Any]]] = {
     "several encoders": (
         two_encoders,
-        "holds several encoders, with the prefixes 'student.', 'teacher.': `ignore_unexpected` "
-        "'teacher.*' reads the one of 'student.'",
+        "name them with `ignore_unexpected` to read the rest",
         {"ignore_unexpected": ["teacher.*"]},
     ),
     "names outside of the wrapper": (
         partly_wrapped,
-        "the names of the encoder begin with 'model.net.', and others with 'model.loss.', 'step': "
-        "`ignore_unexpected` 'model.loss.*' `ignore_unexpected` 'step' reads the rest",
+        "the names of the encoder begin with 'model.net.', but model.loss.weight, step do not; "
+        "name them with `ignore_unexpected` to read the rest",
         {"ignore_unexpected": ["model.loss.*", "step"]},
     ),
     "a bias longer than the vocabulary": (
@@ -291,7 +296,8 @@ _REFUSED: dict[str, tuple[Callable[[Tensors], Tensors | None], str, dict[str, An
     ),
     "a larger vocabulary": (
         resized(128),
-        "vocab_size is 64, but the word embedding has 128 rows; set vocab_size to 128",
+        "bert.embeddings.word_embeddings.weight is [128, 24], expected [64, 24]; "
+        "cls.predictions.bias is [128], expected [64]",
         {"vocab_size": 128},
     ),
     "two spellings of one name": (

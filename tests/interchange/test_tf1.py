@@ -226,41 +226,12 @@ def test_a_step_that_is_none(tmp_path, step):
         tf1.read(directory)
 
 
-def test_every_wrong_tensor_is_listed(tmp_path):
-    directory, _ = written(tmp_path)
-    values = variables(directory / "bert_model.ckpt")
-    del values["cls/predictions/output_bias"], values["bert/encoder/layer_1/output/dense/bias"]
-    values["bert/pooler/dense/kernel"] = np.zeros((24, 23), np.float32)
-    values["cls/other"] = np.zeros(2, np.float32)
-    save_like_tf1(directory / "bert_model.ckpt", values)
-    with pytest.raises(UsageError) as caught:
-        tf1.read(directory)
-    message = str(caught.value)
-    assert "missing cls/predictions/output_bias [64]" in message
-    assert "missing bert/encoder/layer_1/output/dense/bias [24]" in message
-    assert "bert/pooler/dense/kernel is [24, 23], expected [24, 24]" in message
-    assert "unexpected cls/other" in message and message.count(";") == 3
-
-
-def test_a_head_that_is_not_whole(tmp_path):
-    directory, params = written(tmp_path)
-    values = variables(directory / "bert_model.ckpt")
-    values = {n: v for n, v in values.items() if n != "cls/predictions/transform/dense/bias"}
-    save_like_tf1(directory / "bert_model.ckpt", values)
-    with pytest.raises(UsageError, match=r"missing .*transform/dense/bias.*`allow_missing_heads`"):
-        tf1.read(directory)
-    allowed = tf1.read(directory, allow_missing_heads=True)
-    assert allowed.head.parts == ("pooler", "nsp")
-    assert_same(allowed.params, {part: params[part] for part in ("encoder", "pooler", "nsp")})
-
-
 @pytest.mark.parametrize("file", ["index", "data-00000-of-00001"])
-@pytest.mark.parametrize("keep", [0, 0.5, 0.95])
-def test_truncated_files(tmp_path, file, keep):
+def test_truncated_files(tmp_path, file):
     directory, _ = written(tmp_path)
     path = directory / f"bert_model.ckpt.{file}"
     content = path.read_bytes()
-    path.write_bytes(content[: int(keep * len(content))])
+    path.write_bytes(content[: len(content) // 2])
     with pytest.raises(UsageError, match=r"bert_model\.ckpt"):
         tf1.read(directory)
 
