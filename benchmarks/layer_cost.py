@@ -29,6 +29,7 @@ from flax import nnx
 from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from bert_jax import config_loader
 from bert_jax.config import Mixing, ModelConfig
 from bert_jax.files import write_json, write_whole
 from bert_jax.model.layer_spec import layer_specs
@@ -36,6 +37,9 @@ from bert_jax.model.mask import Mask
 from bert_jax.pretrained.model_card import markdown_table
 from bert_jax.registry import ATTENTION, POSITIONS
 from bert_jax.versions import installed
+
+# Registers the convolution and the GRU.
+config_loader.execute(Path(__file__).parents[1] / "studies" / "extend" / "layer_types.py")
 
 LENGTHS, WIDTHS, ROUNDS = (128, 256, 512, 1024, 2048, 4096), (64, 128, 256, 512), 7
 HEAD_SIZE, WINDOW = 64, 32

@@ -142,8 +142,6 @@ MIXERS = Registry(
     "model.mixer.kind",
     {
         "attention": "bert_jax.model.mixers.self_attention:SELF_ATTENTION",
-        "convolution": "bert_jax.model.mixers.convolution:CONVOLUTION",
-        "gru": "bert_jax.model.mixers.gru:RECURRENCE",
     },
     object_of="bert_jax.model.mixers.mixer:Mixer",
 )
@@ -152,9 +150,6 @@ SCORES = Registry(
     "model.mixer.score",
     {
         "scaled_dot_product": "bert_jax.model.mixers.scores:Score",
-        "dot_product": "bert_jax.model.mixers.scores:DotProduct",
-        "general": "bert_jax.model.mixers.scores:General",
-        "additive": "bert_jax.model.mixers.scores:Additive",
     },
     subclass_of="bert_jax.model.mixers.scores:Score",
 )

@@ -3,11 +3,11 @@
 bert-jax study layer_types --workdir runs/layer_types
 bert-jax study layer_types --scale scores --workdir runs/scores
 
-Vaswani et al. 2017 compare self-attention, restricted self-attention, a convolution and a
-recurrence by what a layer costs. Here each is the mixer of one model that learns; the scale
-`scores` has one mixer, attention, and changes what it asks of a query and a key. All variants have
-the FLOPs of the first one. The cost of a layer over length and width is measured by
-benchmarks/layer_cost.py.
+Vaswani et al. 2017 compare the cost of a layer of self-attention, restricted self-attention, a
+convolution and a recurrence. Here each is the mixer of a model that is trained; the scale `scores`
+has one mixer, attention, with four scores. The file extend/layer_types.py defines the mixers and
+scores that are not built in. All variants have the FLOPs of the first one. benchmarks/layer_cost.py
+measures the cost of a layer over length and width.
 """
 
 from bert_jax_lab.studies.study import CorpusRecipe, Study, Variant
@@ -32,7 +32,7 @@ def compared(title: str, steps: int, variants: dict[str, tuple[str, ...]], note:
     phase = f'{{"sequence_length": 64, "steps": {steps}, "global_batch_size": 16, '
     return Study(
         title=title,
-        base="tiny_docs_cpu",
+        base="extend/layer_types.py",
         corpus=CorpusRecipe(vocab_size=VOCABULARY),
         overrides=(f'phases=[{phase}"masked_lm_prob": 0.3}}]', *COMMON),
         variants=tuple(

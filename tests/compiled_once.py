@@ -28,7 +28,7 @@ def _key(config: TrainConfig, arguments: Any, objective: Any) -> Any:
         *(PARTS[name] for name in config.head.parts),
         *(optimizer.entry(), optimizer.schedule.entry()),
         *(POSITIONS[model.position_embedding_type], ATTENTION[config.compute.attention]),
-        *(model.mixer.entry(), SCORES[getattr(model.mixer, "score", "dot_product")]),
+        *(model.mixer.entry(), SCORES[getattr(model.mixer, "score", "scaled_dot_product")]),
     )
     mesh = jax.sharding.get_abstract_mesh()
     return config, structure, shapes, objective, behind, mesh

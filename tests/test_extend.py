@@ -37,17 +37,18 @@ _FILES = sorted(_EXTEND.glob("*.py"))
 _CONFIGS = [path for path in _FILES if path.stem != "task"]
 each_config = pytest.mark.parametrize("path", _CONFIGS, ids=lambda p: p.stem)
 _BERT = "tiny_docs_cpu"
-# A config, and what is changed of it.
-_BUILT_IN = {
-    "convolution": (_BERT, ["model.mixer=convolution", "model.mixer.conv_kernel_size=5"]),
-    "gru": (_BERT, ["model.mixer=gru"]),
-    "dot_product": (_BERT, ["model.mixer.score=dot_product"]),
-    "general": (_BERT, ["model.mixer.score=general"]),
-    "additive": (_BERT, ["model.mixer.score=additive"]),
+_STUDY = str(ROOT / "studies" / "extend" / "layer_types.py")
+# A config and its overrides.
+_OF_STUDY = {
+    "convolution": (_STUDY, ["model.mixer=convolution", "model.mixer.conv_kernel_size=5"]),
+    "gru": (_STUDY, ["model.mixer=gru"]),
+    "dot_product": (_STUDY, ["model.mixer.score=dot_product"]),
+    "general": (_STUDY, ["model.mixer.score=general"]),
+    "additive": (_STUDY, ["model.mixer.score=additive"]),
 }
-_MIXERS = {name: (str(_EXTEND / f"{name}.py"), []) for name in ("mixer", "window")} | _BUILT_IN
+_MIXERS = {name: (str(_EXTEND / f"{name}.py"), []) for name in ("mixer", "window")} | _OF_STUDY
 each_mixer = pytest.mark.parametrize("name", _MIXERS)
-_RUNS = {path.stem: (str(path), []) for path in _CONFIGS} | _BUILT_IN
+_RUNS = {path.stem: (str(path), []) for path in _CONFIGS} | {"gru": _OF_STUDY["gru"]}
 
 _SMALL = [
     "model.vocab_size=240", "model.num_hidden_layers=1", "model.hidden_size=32",

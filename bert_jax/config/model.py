@@ -44,8 +44,7 @@ class SelfAttentionOptions(Mixing, kind="attention"):
     score: str = setting(
         "scaled_dot_product",
         "The score of a query q and a key k: `scaled_dot_product` is q k / sqrt(K) for heads of "
-        "size K, `dot_product` q k, `general` q W k and `additive` v tanh(W q + U k), with W, "
-        "U and v per head.",
+        "size K ([custom scores](extend.md#a-score)).",
         choices=SCORES,
     )
 

@@ -1,4 +1,4 @@
-"""Which keys a query sees: a value that is made once in a forward pass, and handed to all that ask.
+"""The keys that a query sees: one value per forward pass, for every reader.
 
 Dims: B batch, L length of the queries, S length of the keys, R positions that are read.
 """
@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from bert_jax.model.layers import gather_ids
 
@@ -21,11 +20,11 @@ from bert_jax.model.layers import gather_ids
 )
 @dataclass(frozen=True, kw_only=True)
 class Mask:
-    """A token sees its own sequence, and of that what `window` and `is_causal` leave.
+    """A token sees its own sequence, limited by `window` and `is_causal`.
 
     Ids number the sequences of a row from 1; padding is 0. Positions count from 0 in each sequence.
-    `window` is the number of positions, half of them on either side of the token; None is all. Of a
-    square mask every column is a query and a key, and a sequence lies in neighbouring columns, in
+    `window` is the number of positions, half of them on either side of the token; None for all. In
+    a square mask every column is a query and a key, and the columns of a sequence are neighbors in
     the order of its positions. Arrays are those of jax or NumPy.
     """
 
@@ -57,15 +56,6 @@ class Mask:
             query_positions_BL=gather_ids(self.query_positions_BL, read_BR),
             is_square=False,
         )
-
-    def has_neighbour(self, ahead: int) -> jax.Array:
-        """Returns bool `[B, S]`: whether the key so many columns ahead, or behind where `ahead` is
-        negative, is as far ahead in the same sequence. Columns beyond an end are at the other one.
-        """
-        ids, positions = (
-            jnp.roll(x_BS, -ahead, axis=1) for x_BS in (self.key_ids_BS, self.key_positions_BS)
-        )
-        return (ids == self.key_ids_BS) & (positions - self.key_positions_BS == ahead)
 
     def allowed(self) -> Any:
         """Returns bool `[B, L, S]`: whether the query sees the key."""

@@ -1,4 +1,4 @@
-"""Mixers and scores beside torch, which made a golden file, and beside their formulas."""
+"""The mixers and scores of the studies against a golden file of torch and their formulas."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from bert_jax import config_loader
 from bert_jax.config import ComputeConfig, HeadConfig, Mixing, ModelConfig
 from bert_jax.config.model import SelfAttentionOptions
 from bert_jax.config_checks import validate_model
@@ -20,7 +21,9 @@ from bert_jax.registry import ATTENTION, POSITIONS, SCORES
 from tests.batches import mesh_of, random_batch
 from tests.golden import make_mixers
 from tests.models import random_params
+from tests.paths import ROOT
 
+config_loader.execute(ROOT / "studies" / "extend" / "layer_types.py")
 _CONVOLUTION, _GRU = Mixing.of_kind("convolution"), Mixing.of_kind("gru")
 
 
@@ -129,7 +132,7 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("attention", ["fused", "plain"])
-@pytest.mark.parametrize("score", list(SCORES._builtin))
+@pytest.mark.parametrize("score", SCORES.names())
 def test_a_score_is_its_formula(score, attention):
     """One head after the other, one query and one key after the other, in double precision."""
     model = dataclasses.replace(_MODEL, mixer=SelfAttentionOptions(score=score))

@@ -27,6 +27,7 @@ from bert_jax.model.sharding import batch_sharding
 from bert_jax.registry import ATTENTION
 from bert_jax_lab.planning.topologies import CHIPS
 from tests.batches import mesh_of
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.core
 
@@ -165,6 +166,7 @@ def test_what_serves_each_kind_of_layer(kind):
     # A name is what serves whole rows; plain serves all.
     assert layers(_MODERN, 8192, "fused") == {"global": "fused", "local": "local", "last": "fused"}
     assert {*layers(_MODERN, 8192, "plain").values()} == {"plain"}
+    config_loader.execute(ROOT / "studies" / "extend" / "layer_types.py")
     assert layers(dataclasses.replace(_MODERN, mixer=Mixing.of_kind("gru")()), 128) == {}
 
 
