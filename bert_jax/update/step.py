@@ -30,19 +30,20 @@ def train_step(
     rates: Any = None,
     phase: int = 0,
 ) -> tuple[TrainState, Metrics]:
-    """Makes one update of a phase on a global batch. The metrics are float32 scalars, before it.
+    """Makes one update of a phase on a global batch. The metrics, float32 scalars, are those before
+    the update.
 
-    Each part of the loss is a mean over the whole global batch, whatever the mesh and however many
-    microbatches the batch is cut into. A bad update (skip_updates.py) is left out: `step` goes on,
-    parameters and the optimiser's state keep their bits, and `applied` is 0. `rates` is a factor of
-    the learning rate for each parameter (layer_rates.py), 0 where it is held; by default
-    `optimizer.frozen_layers` alone are held.
+    Each part of the loss is a mean over the whole global batch, for any mesh and any number of
+    microbatches. A bad update (skip_updates.py) is skipped: `step` increases, parameters and the
+    state of the optimizer keep their bits, and `applied` is 0. `rates` is a factor of the learning
+    rate per parameter (layer_rates.py), 0 for frozen parameters; by default only
+    `optimizer.frozen_layers` are frozen.
     """
     schedule = config.schedule_span(phase)
     config = config.in_phase(phase)
     if rates is None and (frozen := config.optimizer.frozen_layers):
         rates = layer_rates(state.params, decay=1.0, frozen_layers=frozen)
-    # Dropout knows a row by its number in the global batch.
+    # Dropout identifies a row by its number in the global batch.
     rows_B = jax.lax.broadcasted_iota(
         jnp.uint32, batch["input_ids"].shape[:1], 0, out_sharding=over_batch()
     )
@@ -50,7 +51,7 @@ def train_step(
 
     def loss(params, batch, rows_B):
         if rates is not None:
-            # Nothing is computed for what is held, and it has no part in the gradient's norm.
+            # Frozen parameters have no gradient, and no part in its norm.
             params = jax.tree.map(lambda p, r: p if r else jax.lax.stop_gradient(p), params, rates)
         key = DropoutKey.create(seed=config.seed, step=state.step, rows_B=rows_B)
         sums = objective.forward(params, batch, config=config, key=key)
@@ -84,10 +85,11 @@ def train_step(
 
 
 def accumulate(loss: Callable, params: Any, rows: Any, *, microbatches: int) -> Any:
-    """Returns the gradient of `loss(params, *rows)` and its auxiliary output, summed.
+    """Returns the gradient of `loss(params, *rows)` and its auxiliary output, summed over the
+    microbatches.
 
-    Row r of every array goes to microbatch r mod `microbatches`, so that each device keeps the rows
-    that it holds.
+    Row r of every array is in microbatch r mod `microbatches`, so that no row moves to another
+    device.
     """
     gradient = jax.grad(loss, has_aux=True)
     if microbatches == 1:
@@ -120,9 +122,10 @@ def lower_train_step(
     phase: int = 0,
     platform: str | None = None,
 ) -> Any:
-    """Returns a phase's step, lowered for these shapes and shardings (arrays, or descriptions).
+    """Returns the train step of a phase, lowered for the shapes and shardings of arrays or their
+    descriptions.
 
-    `platform` is that of the devices; none means that they are here.
+    `platform` is the platform of described devices; None for the devices of this process.
     """
 
     def step(state, batch):
@@ -141,9 +144,9 @@ def lower_eval_step(
     objective: Objective,
     platform: str | None = None,
 ) -> Any:
-    """Returns the evaluation step, lowered in the same way: params and a batch to sums.
+    """Returns the evaluation step, from parameters and a batch to sums, lowered in the same way.
 
-    Rows of weight 0 count for nothing.
+    Rows of weight 0 do not count.
     """
 
     def step(params, batch):
@@ -158,12 +161,12 @@ def _lower(step: Any, *arguments: Any, platform: str | None) -> Any:
 
 
 def temporary_bytes(sizes: Any) -> int:
-    """Returns how much memory a compiled step takes on a device beside its arguments, from its
-    `memory_analysis()`.
+    """Returns the memory of a compiled step on a device in addition to its arguments, in bytes,
+    from its `memory_analysis()`.
     """
     return sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
 
 
 def compile_lowered(lowered: Any) -> Any:
-    """Returns the executable, with the options that the devices' platform wants."""
+    """Returns the executable, compiled with the options of the devices' platform."""
     return lowered.compile(compiler_options=for_platform(jax.default_backend()) or None)

@@ -13,8 +13,6 @@ from bert_jax.model import bert, sharding
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from tests.batches import mesh_of, random_batch
-from tests.models import HEADS, SIZES, random_params
-from tests.models import batch as heads_batch
 
 pytestmark = pytest.mark.core
 
@@ -172,26 +170,6 @@ def test_without_any_mesh_it_is_what_it_is_on_one(changes):
     for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(meshed), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
         assert a.sharding.is_fully_addressable and len(a.sharding.device_set) == 1
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_every_head_can_be_called_without_a_mesh_and_without_jit(name):
-    model, head = SIZES["small"], HEADS[name]
-    params = jax.tree.map(jax.numpy.asarray, random_params(model, head))
-    arrays = jax.tree.map(jax.numpy.asarray, heads_batch(model))
-    found = bert.apply(
-        params, arrays, config=model, head=head, compute=_FLOAT32, hidden_states=True
-    )
-    mesh = mesh_of((1, 8, 1))
-    with jax.set_mesh(mesh):
-        layout = sharding.batch_sharding(mesh)
-        meshed = jax.jit(
-            lambda p, b: bert.apply(
-                p, b, config=model, head=head, compute=_FLOAT32, hidden_states=True
-            )
-        )(params, jax.device_put(arrays, layout))
-    assert found.keys() == meshed.keys()
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), found, meshed)
 
 
 def test_bfloat16_is_close_and_keeps_float32_masters(mesh):

@@ -123,15 +123,6 @@ def _on_mesh(model: ModelConfig, params, batch, shape, layers: str):
         return jax.device_get(jax.jit(jax.value_and_grad(loss))(*arrays))
 
 
-def test_the_gate_is_cut_as_the_map_beside_it():
-    mesh = jax.sharding.AbstractMesh((1, 4, 1, 2), sharding.AXES)
-    for leaf, expected in (("kernel", jax.P(None, "tensor")), ("bias", jax.P("tensor"))):
-        for module in ("gate", "intermediate"):
-            path = tuple(map(jax.tree_util.DictKey, ("encoder", "layer_0", module, leaf)))
-            shape = (32, 48) if leaf == "kernel" else (48,)
-            assert sharding.compute_spec(path, shape, mesh=mesh) == expected
-
-
 _NOT_BERT = {
     "norm_placement": "pre",
     "norm": "rmsnorm",

@@ -3,11 +3,6 @@
 import dataclasses
 import functools
 import json
-import re
-
-import numpy as np
-import pytest
-from safetensors.numpy import load_file
 
 from bert_jax.__main__ import main
 from bert_jax.config_loader import load_config, shipped_names
@@ -84,19 +79,3 @@ def test_it_is_said_before_anything_begins(capsys):
     assert found.result == "warned" and found.remedy.count("set ") == len(_REMEDIES)
     assert main(["show", "bert_base"]) == 0
     assert not capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
-def test_the_table_that_their_class_never_reads_is_there(tmp_path, kind):
-    """Else transformers 4 says of every file that it is newly initialised."""
-    config = load_config("tiny_docs_cpu")
-    model = dataclasses.replace(config.model, **_SMALL, position_embedding_type=kind)
-    words = vocabulary(tmp_path / "words", size=60)
-    params = bert.init_params(model, config.head, seed=0)
-    huggingface.write(tmp_path / "out", params, model, tokenizer=words)
-    table = load_file(tmp_path / "out" / "model.safetensors")[
-        "bert.embeddings.position_embeddings.weight"
-    ]
-    np.testing.assert_array_equal(table, np.zeros((16, 16), np.float32))
-    again = huggingface.read(tmp_path / "out")
-    assert again.model == model and re.match("pooler", again.head.parts[0])

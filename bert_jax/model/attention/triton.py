@@ -1,14 +1,15 @@
-"""Attention by kernels for NVIDIA GPUs, written here in `jax.experimental.pallas.triton`.
+"""Attention by kernels for NVIDIA GPUs, in `jax.experimental.pallas.triton`.
 
-They store nothing of L x L, as FlashAttention (Dao 2023, arXiv 2307.08691), drop weights by the
-same bits as `fused` and `plain`, and pass over blocks of a packed row in which no query and key are
-of one sequence. cuDNN's kernels take the seed of dropout as a constant of the program.
+Like FlashAttention (Dao 2023, arXiv 2307.08691), the kernels store no array of L x L. They drop
+weights by the same bits as `fused` and `plain`, and skip the blocks of a packed row in which no
+query and key belong to the same sequence. (cuDNN's kernels take the seed of dropout as a constant
+of the program.)
 
-This back end of Pallas is deprecated since jax 0.11.2: jax wants kernels written for GPUs from
-Hopper on alone, or `jax_triton`, which needs a GPU to be tested. All releases that `pyproject.toml`
-allows have it; where it is missing, `auto` asks the next entry.
+This back end of Pallas is deprecated since jax 0.11.2 in favor of kernels for Hopper and later
+GPUs only, and of `jax_triton`, which needs a GPU to be tested. All releases that `pyproject.toml`
+allows have it; without it, `auto` chooses the next entry.
 
-Dims: B batch, H heads, K head size, L length; of a block, R queries and S keys.
+Dims: B batch, H heads, K head size, L length; in a block, R queries and S keys.
 """
 
 import importlib.util
@@ -26,18 +27,16 @@ from bert_jax.model.dropout import DropoutKey, hashed, key_words, threshold
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import device_kind, index_along, on_each_device, spec_of
 
-# Hopper, by the beginning of a device's name: it was seen to be faster than `fused` on an H200
+# Hopper, by the prefix of the device's name: on an H200 the kernels are faster than `fused`
 # (docs/benchmarks.md, "GPUs").
 _PAYS_ON = ("NVIDIA H100", "NVIDIA H200", "NVIDIA GH200")
 _HEAD_SIZES = (16, 32, 64, 128)
-# Exponentials are powers of two, which a GPU has an instruction for.
+# Exponentials are computed as powers of two, for which a GPU has an instruction.
 _LOG2_E = math.log2(math.e)
 
 
 class KernelBlocks(NamedTuple):
-    """Queries and keys that a program of a kernel has before it at a time, its warps, and the
-    blocks that it loads ahead.
-    """
+    """The queries and keys of one block, the warps of a program, and the blocks loaded ahead."""
 
     queries: int
     keys: int
@@ -45,7 +44,7 @@ class KernelBlocks(NamedTuple):
     stages: int
 
 
-# Of those tried on an H200, at 128 and at 512 tokens, none was 3 % faster
+# No other size that was tried on an H200, at 128 and at 512 tokens, is 3 % faster
 # (benchmarks/gpu_attention.py).
 _FORWARD = KernelBlocks(64, 32, 4, 3)
 _BACKWARD_KEYS = KernelBlocks(32, 64, 4, 3)
@@ -78,7 +77,7 @@ class Triton(Implementation):
                 f"{need.length}: choose auto"
             )
         if kind and importlib.util.find_spec("jax.experimental.pallas.triton") is None:
-            return "is of a part of jax that this release has not: choose auto"
+            return "needs a part of jax that this release does not have: choose auto"
         return super().problem(need)
 
     def pays(self, need: Need) -> bool:
@@ -95,7 +94,7 @@ class Triton(Implementation):
         rate: float,
         **unused: object,
     ) -> jax.Array:
-        # A kernel reads a head of a token where a product leaves it: the transposes are none.
+        # A kernel reads the layout that the matmul writes: the compiler removes the transposes.
         by_token: Any = (jnp.transpose(x, (0, 3, 1, 2)) for x in (q_BHKL, k_BHKS, v_BHKS))
         out_BLHK: Any = _attend(*by_token, mask, key if rate else None, rate)
         return jnp.transpose(out_BLHK, (0, 2, 3, 1))
@@ -129,8 +128,8 @@ def _backward(rate, residuals, g_BLHK) -> tuple:
         takes=(jax.P(rows, None, heads), jax.P(rows, heads), jax.P(rows), jax.P(rows)),
         gives=jax.P(rows, None, heads),
     )
-    # The sum of each weight's gradient times the weight, which softmax's derivative needs (Dao et
-    # al. 2022, section B.2).
+    # The sum of gradient times weight, for the derivative of softmax (Dao et al. 2022, section
+    # B.2).
     sums_BHL = jnp.einsum("blhk,blhk->bhl", g_BLHK, out_BLHK, preferred_element_type=jnp.float32)
     sums = (log_sums_BHL, sums_BHL * (1 - rate))
     return (*kernel((*arrays, g_BLHK), sums, _spans(mask), _words(key)), None, None)
@@ -140,8 +139,8 @@ _attend.defvjp(_forward, _backward)
 
 
 def _spans(mask: Mask) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the ids, and for each column the first column of the run of equal ids it is in, and
-    the one after its last; int32 `[B, L]`.
+    """Returns the ids, and for each column the first column and the end of its run of equal ids;
+    int32 `[B, L]`.
     """
     ids_BL = jnp.asarray(mask.key_ids_BS)
     length = ids_BL.shape[1]
@@ -158,9 +157,8 @@ def _words(key: DropoutKey | None) -> tuple[jax.Array, ...]:
 
 
 # --- on one device --------------------------------------------------------------------------------
-# A program of a kernel has one head of one row, and of that a block of queries or of keys; it loops
-# over the blocks of the others. The number of the block, of the head and of the row are what
-# `program_id` says.
+# A program computes one block of queries (or keys) of one head of one row, and loops over the
+# blocks of keys (or queries). `program_id` gives the numbers of the block, the head and the row.
 
 
 def _forward_here(arrays, spans, words, *, rate, heads_axis):
@@ -213,8 +211,8 @@ def _backward_here(arrays, sums, spans, words, *, rate, heads_axis):
     in_head, in_scores, in_row = _specs(length, size)
 
     def gradients(blocks, *, is_of_keys: bool):
-        """Returns the gradients of keys and values, or of queries: the programs have a block of
-        theirs each. In dims, P are the places of such a block, and T those of one of the others.
+        """Returns the gradients of keys and values, or of queries. Dims: P the places of the
+        program's own block, T the places of a block that it loops over.
         """
         own, other, outputs = blocks.queries, blocks.keys, 1
         if is_of_keys:
@@ -222,7 +220,7 @@ def _backward_here(arrays, sums, spans, words, *, rate, heads_axis):
 
         def kernel(q_ref, k_ref, v_ref, g_ref, log_sums_ref, sums_ref, ids_ref, *refs):
             (first_ref, end_ref, *words_refs), gradient_refs = refs[:-outputs], refs[-outputs:]
-            # Scores are products of the first ones, and the weights' gradients of the second ones.
+            # The first arrays give the scores, the second arrays the gradients of the weights.
             own_refs, other_refs = (q_ref, g_ref), (k_ref, v_ref)
             if is_of_keys:
                 own_refs, other_refs = other_refs, own_refs
@@ -255,8 +253,8 @@ def _backward_here(arrays, sums, spans, words, *, rate, heads_axis):
             zeros = (jnp.zeros((own, size), jnp.float32),) * outputs
             seen = _blocks_seen(first_ref, end_ref, here, other)
             found = jax.lax.fori_loop(*seen, body, zeros)
-            # What the loop leaves out, since it is the same for all: the scale of scores, and the
-            # share that dropout keeps.
+            # Constant factors that the loop omits: the scale of scores, and the share that dropout
+            # keeps.
             scales = (size**-0.5 / (1 - rate), 1 / (1 - rate))
             for ref, gradient_PK, scale in zip(gradient_refs, found, scales, strict=False):
                 ref[here, :] = (gradient_PK * scale).astype(ref.dtype)
@@ -307,7 +305,7 @@ class _Draw(NamedTuple):
 
 
 def _block(size: int, number: Any = None) -> Any:
-    """Returns the columns of a block, by default of the program's own."""
+    """Returns the columns of a block, by default the program's own block."""
     pl = _pallas()
     return pl.ds((pl.program_id(0) if number is None else number) * size, size)
 
@@ -319,9 +317,7 @@ def _places(columns: Any) -> jax.Array:
 
 
 def _blocks_seen(first_ref, end_ref, columns: Any, size: int) -> tuple[Any, Any]:
-    """Returns the first block of so many columns that has a token of a sequence of `columns`, and
-    the one after the last.
-    """
+    """Returns the range of blocks of `size` columns that share a sequence with `columns`."""
     if first_ref.shape[0] == size:
         return 0, 1
     last = columns.start + (columns.size - 1)
@@ -342,8 +338,8 @@ def _words_here(words, heads: int, heads_axis: Any) -> list[jax.Array]:
 
 
 def _specs(length: int, size: int) -> tuple[Any, Any, Any]:
-    """Returns what a program sees of `[B, L, H, K]`, `[B, H, L]` and `[B, L]`: its head and its
-    row, of which it loads what it needs.
+    """Returns the specs of arrays `[B, L, H, K]`, `[B, H, L]` and `[B, L]`: a program sees its head
+    and row.
     """
     spec = _pallas().BlockSpec
     return (
@@ -374,7 +370,7 @@ def _call(kernel, *, grid, operands, in_specs, out_shape, out_specs, blocks: Ker
 
 
 def _pallas() -> Any:
-    # With its imports, a second of them, only where it is used.
+    # Imported on first use: the import takes a second.
     from jax.experimental import pallas
 
     return pallas

@@ -1,9 +1,9 @@
-"""The base of the kinds of position: a class each, with five hooks.
+"""The base of the position kinds: one class per kind, with five hooks.
 
-A kind may add to the embeddings, turn queries and keys, or add to the scores. Those it does not
-have cost nothing. `registry.POSITIONS` lists the kinds. All of them read `position_ids` and never
-columns, so that each sequence of a row has what it has alone; those in attention read differences
-alone.
+A kind may add to the embeddings, rotate queries and keys, or add to the scores; a hook that is not
+overridden costs nothing. `registry.POSITIONS` lists the kinds. All of them read `position_ids`
+instead of columns, so that a packed sequence has the positions of a sequence without neighbors;
+hooks in attention read only differences of positions.
 
 Dims: B batch, L length of the queries, S length of the keys, D width, H heads, K head size, P
 distances.
@@ -21,20 +21,14 @@ from bert_jax.registry import POSITIONS
 
 
 class Position(nnx.Module):
-    """The base of all kinds: knows nothing of order, and is the kind `none`.
+    """The base of all kinds, and the kind `none`: without any positions.
 
     The parameters of a kind, if any, are `position`.
     """
 
-    # Whether each block has an instance, and parameters, of its own. All blocks share one else.
+    # Whether each block has a separate instance, with separate parameters and without `add`.
+    # Otherwise all blocks share one instance.
     is_per_block = False
-
-    def __init_subclass__(cls, **options: Any):
-        super().__init_subclass__(**options)
-        if cls.is_per_block and cls._has("add"):
-            raise TypeError(
-                f"{cls.__name__} is per block, and no block calls its add(): drop one of the two"
-            )
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del config, rngs
@@ -59,9 +53,10 @@ class Position(nnx.Module):
 
     @classmethod
     def sees_key_bias(cls) -> bool:
-        """Returns whether scores of a query may depend on the key's bias beyond a common term.
+        """Returns whether the scores of a query depend on the bias of the keys other than by a
+        common term.
 
-        Where they do not, softmax does not see that bias, and its gradient is zero.
+        If they do not, that bias does not change the softmax, and its gradient is zero.
         """
         return cls._has("rotate", "scores")
 
@@ -72,23 +67,23 @@ class Position(nnx.Module):
 
     @staticmethod
     def rows_for(length: int, *, rows: int) -> np.ndarray:
-        """Returns which row of a table with so many `rows` each row of one for `length` positions
-        begins as.
+        """Returns, for each row of a table for `length` positions, the row of a table with `rows`
+        rows that initializes it.
         """
         return np.arange(rows)
 
     @staticmethod
     def problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
-        """Yields the name of each field that a model of this kind cannot have so, and why."""
+        """Yields the name and the problem of each field that does not fit this kind."""
         yield from ()
 
     @staticmethod
     def flops(model: ModelConfig, *, length: int, queries: int) -> int:
-        """Returns the FLOPs of its matrix products in one block, of which `queries` are read."""
+        """Returns the FLOPs of its matmuls in one block for a row with `queries` queries."""
         return 0
 
     def add(self, x_BLD: jax.Array, position_ids_BL: jax.Array) -> jax.Array:
-        """Returns the embeddings with what the positions add to them."""
+        """Returns the embeddings plus the term of the positions."""
         return x_BLD
 
     def rotate(
@@ -99,34 +94,34 @@ class Position(nnx.Module):
         query_positions_BL: jax.Array,
         key_positions_BS: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns queries and keys, turned by their positions."""
+        """Returns queries and keys, rotated by their positions."""
         return q_BHKL, k_BHKS
 
     def bias(
         self, *, query_positions_BL: jax.Array, key_positions_BS: jax.Array, num_heads: int
     ) -> jax.Array | None:
-        """Returns what is added to the scores, float32 `[B, H, L, S]`, or None."""
+        """Returns the term to add to the scores, float32 `[B, H, L, S]`, or None."""
         return None
 
     def query_scores(self, q_BHKL: jax.Array, **positions: jax.Array) -> jax.Array | None:
-        """Returns the same where it depends on the queries, which `rotate` has turned.
+        """Returns the same term for kinds in which it depends on the (rotated) queries.
 
-        `positions` are the two of `bias`.
+        `positions` are the two arguments of `bias`.
         """
         return self.bias(**positions, num_heads=q_BHKL.shape[1])
 
     def scores(
         self, q_BHKL: jax.Array, k_BHKS: jax.Array, **positions: jax.Array
     ) -> jax.Array | None:
-        """Returns the same where it depends on keys, too."""
+        """Returns the same term for kinds in which it also depends on the keys."""
         return self.query_scores(q_BHKL, **positions)
 
 
 def lengthened(params: Any, model: ModelConfig) -> Any:
-    """Returns parameters, or moments of them, whose tables serve the positions of `model`.
+    """Returns parameters, or their moments, with tables for the positions of `model`.
 
-    They are of the same model with fewer positions. What a new row begins as is the rule of the
-    kind (`Position.rows_for`); a kind without a table needs none.
+    The given parameters are those of the same model with fewer positions. `Position.rows_for` of
+    the kind initializes the new rows; kinds without a table are unchanged.
     """
     kind = POSITIONS[model.position_embedding_type]
 
@@ -136,7 +131,7 @@ def lengthened(params: Any, model: ModelConfig) -> Any:
         numbers = kind.rows_for(model.max_position_embeddings, rows=leaf.shape[0])
         if isinstance(leaf, np.ndarray):
             return leaf[numbers]
-        # Whole on each device, since the rows of a table may lie on several.
+        # Gathered on each device first: the rows of a table may be on several devices.
         return jax.reshard(leaf, jax.P()).at[numbers].get(out_sharding=jax.P())
 
     return jax.tree_util.tree_map_with_path(longer, params)
