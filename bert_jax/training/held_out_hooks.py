@@ -6,7 +6,7 @@ best value starts over. The model before the first step (step 0) does not count.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,8 @@ class HeldOutFigure(Hook):
         self._length: Any = None
         self._best_step, self._best, self._evaluations_since = 0, math.nan, 0
 
-    def prepare(self, job: TrainingJob, directory: Path) -> Mapping[str, Any]:
+    def prepare(self, job: TrainingJob, directory: Path) -> None:
         self.choose(job.figures())
-        return super().prepare(job, directory)
 
     def choose(self, known: Sequence[str]) -> None:
         """Selects the metric, by default the first of `known`. Raises UsageError for an unknown

@@ -34,12 +34,8 @@ class Hook:
 
     run: Run
 
-    def prepare(self, job: TrainingJob, directory: Path) -> Mapping[str, Any]:
-        """Checks the preconditions of the hook before anything is written.
-
-        Returns files for the workdir: name -> a JSON value.
-        """
-        return {}
+    def prepare(self, job: TrainingJob, directory: Path) -> None:
+        """Checks the preconditions of the hook before anything is written."""
 
     def begin(self, run: Run, step: int, rows: Sequence[Row]) -> Stop | None:
         """Starts at a step, given the earlier rows of metrics.jsonl (in process 0 only)."""

@@ -15,7 +15,6 @@ import jax
 from bert_jax.config import TrainConfig, flatten
 from bert_jax.config.resume import Change
 from bert_jax.errors import Diverged, Interrupted, NonFinite, Preempted, UsageError
-from bert_jax.files import write_json
 from bert_jax.model import bert
 from bert_jax.progress import Progress, note
 from bert_jax.runtime import distributed
@@ -80,7 +79,8 @@ def train(
     config, directory, name = job.config, setup.location.path, setup.location.name
     trackers.require_installed(config.trackers)
     hooks = [SkippedUpdates(), Divergence(), *hooks, Profile(profile_steps)]
-    files = {name: file for hook in hooks for name, file in hook.prepare(job, directory).items()}
+    for hook in hooks:
+        hook.prepare(job, directory)
     with Preemption() as preemption, Watchdog(config.deadline_seconds) as watchdog:
         preemption.doing, preemption.is_idle = (lambda: watchdog.doing), True
         # All processes must have read the workdir before one of them writes to it.
@@ -89,7 +89,7 @@ def train(
         # Initialization is compiled; a checkpoint may be many gigabytes in a remote bucket.
         watchdog.at("restoring", patience=COMPILE_PATIENCE)
         restoring = time.monotonic()
-        state, resumed_from = _restore(job, setup, files)
+        state, resumed_from = _restore(job, setup)
         step = resumed_from or 0
         rows = log_reader.set_aside_after(directory, step) if distributed.is_main() else []
         logger = _open_logs(config, setup, resumed_from, restoring=restoring, started=started)
@@ -136,12 +136,10 @@ def _kept(step: int) -> str:
     return f"step {step} is saved and the same command resumes from it"
 
 
-def _restore(
-    job: TrainingJob, setup: RunSetup, files: dict[str, Any]
-) -> tuple[TrainState, int | None]:
+def _restore(job: TrainingJob, setup: RunSetup) -> tuple[TrainState, int | None]:
     """Returns the newest good state and its step, or the initial state and None.
 
-    Writes the run and `files` to the workdir once it is certain that the run can start.
+    Writes the run to the workdir once it is certain that the run can start.
     """
     config, mesh = job.config, job.mesh
     directory, name = setup.location.path, setup.location.name
@@ -168,8 +166,6 @@ def _restore(
             setup.create()
         elif setup.changes:
             setup.change()
-        for name, value in files.items():
-            write_json(directory / name, value)
         setup.location.sync()
     distributed.barrier()
     if state is None:

@@ -43,13 +43,13 @@ class ExpectedCurves(Hook):
         self._reference: Reference | None = None
         self._watch: Watch | None = None
 
-    def prepare(self, job: TrainingJob, directory: Path) -> Mapping[str, Any]:
+    def prepare(self, job: TrainingJob, directory: Path) -> None:
         """Reads the reference.
 
         Raises UsageError, before a new run begins, for a reference of another kind of run.
         """
         if job.manifest is None:
-            return {}
+            return
         config, entropy = job.config, job.manifest["unigram_entropy_nats"]
         is_continued = job.begins_trained or run_directory.is_continued(directory)
         try:
@@ -71,7 +71,6 @@ class ExpectedCurves(Hook):
             reference=self._reference,
             **({"shift": self._reference.shift_for(config)} if self._reference else {}),
         )
-        return {}
 
     def reference_for(self, config: TrainConfig, entropy: float) -> Reference | None:
         """Returns the reference of a run of a config, on a corpus with a unigram entropy in nats.

@@ -111,7 +111,7 @@ def test_a_generators_output_bias_begins_there_too(corpus):
 
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_checkpoints_bias_is_its_own(trained, corpus, tmp_path, has_bias, caplog):
-    """Without a masked-LM head there it begins at the frequencies, as that of a fresh run."""
+    """Without a masked-LM head in the checkpoint, the bias is that of a fresh run."""
     source = trained
     if not has_bias:
         model = bert_jax.load(trained)
@@ -130,5 +130,5 @@ def test_a_checkpoints_bias_is_its_own(trained, corpus, tmp_path, has_bias, capl
         fresh = np.asarray(fresh_state(config, opened, mesh).params["mlm"]["bias"])
     wanted = np.asarray(bert_jax.load(trained).params["mlm"]["bias"]) if has_bias else fresh
     np.testing.assert_array_equal(bias, wanted)
-    said = "is the checkpoint's" if has_bias else "begins at the words' frequencies"
+    said = "is the checkpoint's" if has_bias else "is the log frequency of each token"
     assert f"the output bias {said}" in caplog.text

@@ -142,7 +142,7 @@ def test_pretraining_begins_from_an_encoder(tmp_path, trained, corpus, refused, 
     said = capsys.readouterr().err
     assert f"layers of {source.config.model.hidden_size}, " in said
     assert "2 tensors are ignored: cls.chain.bias, cls.chain.weight" in said
-    assert "has no mlm, nsp: fresh, from seed" in said
+    assert "has no mlm, nsp: initialized from seed" in said
     assert max(checkpoint.steps(tmp_path / "new")) == 3
     ran = load_config_json(tmp_path / "new/config.json").model
     assert ran == dataclasses.replace(source.config.model, hidden_dropout_prob=0.3)
