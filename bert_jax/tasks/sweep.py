@@ -37,21 +37,18 @@ from bert_jax.workdir import location, run_directory
 from bert_jax.workdir.location import Guard
 from bert_jax.workdir.lock import only_trainer
 
-# Of the steps, as google-research/bert run_classifier.py and run_squad.py have it.
+# Share of the steps (google-research/bert run_classifier.py and run_squad.py).
 WARMUP = 0.1
-# Begins the name of the folder of each attempt but the first, in the folder of the run.
+# Prefix of the folder of each restart, in the folder of the run.
 RESTART = "restart-"
 # The fewest tokens per row that validate() accepts.
 _SHORTEST = 8
 # Added to the seed for each restart; other runs do not use these seeds.
 _NEXT_SEED = 1000
-# With fewer updates Adam moves no parameter by more than as many learning rates, and the warm-up
-# has no full rate: a run that has learned nothing would not with another seed either.
-_FEWEST_UPDATES = 10
 
 _PRETRAINING = "only pre-training has this option; leave it out"
 _TASK = "the task decides it; leave it out"
-# What `overrides` cannot change, and what to do instead. Sections stand for all of their options.
+# Fields that `overrides` cannot change, and the fix. A section stands for all of its options.
 _NOT_HERE = {
     "name": _TASK,
     "seed": "use `seed` and `seeds`",
@@ -144,7 +141,7 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
     config = TrainConfig(
         name=data.task.spec.name,
         seed=run.seed,
-        # A generator stays behind.
+        # Without the generator of an ELECTRA.
         model=source.config.model.with_generator_of(ModelConfig()),
         head=huggingface.with_classifier(source.config.model, source.config.head, data.task.head()),
         compute=source.config.compute,
@@ -164,7 +161,7 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
         log_every_steps=max(1, steps // 200),
     )
     changed = config_loader.override(config, list(run.overrides))
-    # Also of a list that has become shorter.
+    # `differences` also names the items of a list that has become shorter.
     for path, _, _ in differences(flatten(config), flatten(changed)):
         for section, reason in _NOT_HERE.items():
             is_free = is_within(path, [f"model.{name}" for name in TRAINING_FIELDS])
@@ -197,13 +194,7 @@ def _with_restarts(
         result |= {"attempts": attempt + 1, "directory": str(path)}
         if not result["diverged"]:
             return result
-        said = f"{config.name}: seed {seed} diverged ({result['reason']})"
-        if result["scores"] and config.total_steps < _FEWEST_UPDATES:
-            note(
-                f"{said}, after {config.total_steps} updates: too few to learn from with any seed; "
-                "use more `epochs` or a smaller `batch_size`"
-            )
-            return result
         is_last = attempt == settings.restarts
-        note(f"{said}; {'no restart is left' if is_last else f'next seed {seed + _NEXT_SEED}'}")
+        follows = "no restart is left" if is_last else f"next seed {seed + _NEXT_SEED}"
+        note(f"{config.name}: seed {seed} diverged ({result['reason']}); {follows}")
     return result

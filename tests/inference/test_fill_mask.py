@@ -34,17 +34,6 @@ def loaded(trained):
     return run
 
 
-def test_candidates_are_ranked_probabilities(loaded):
-    text = "The horse of Ada eats [MASK] every day."
-    ((*candidates,),) = loaded(text, top=227)
-    probabilities = [c.probability for c in candidates]
-    assert probabilities == sorted(probabilities, reverse=True)
-    assert sum(probabilities) == pytest.approx(1, abs=1e-6), "all tokens of the vocabulary"
-    assert len({c.token for c in candidates}) == 227
-    assert loaded(text, top=3) == [candidates[:3]]
-    assert [len(places) for places in loaded(text)] == [5]
-
-
 def test_candidates_are_those_of_the_model(loaded, trained):
     """The same sentence through the model by hand, on one device and without copies."""
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])

@@ -79,22 +79,6 @@ def test_the_published_sizes():
     assert base.embedding_size == 768 and base.num_hidden_layers == 12
 
 
-def test_the_published_recipes():
-    small, base = (config_loader.load_config(f"electra_{size}") for size in ("small", "base"))
-    for config, rate, length, batch, steps, predictions in (
-        (small, 5e-4, 128, 128, 1_000_000, 19),
-        (base, 2e-4, 512, 256, 766_000, 79),
-    ):
-        (phase,) = config.phases
-        assert (config.optimizer.learning_rate, config.optimizer.warmup_steps) == (rate, 10_000)
-        assert config.optimizer.schedule.kind == "electra_linear"
-        assert (phase.sequence_length, phase.global_batch_size) == (length, batch)
-        assert (phase.steps, phase.max_predictions) == (steps, predictions)
-        data = config.data
-        assert (data.masked_lm_prob, data.mask_token_prob) == (0.15, 0.85)
-        assert data.random_token_prob == 0
-
-
 @pytest.mark.parametrize("sharing", ["all", "embeddings", "none"])
 def test_what_is_shared_is_there_once(sharing):
     model = dataclasses.replace(TINY, embedding_sharing=sharing)
@@ -219,7 +203,7 @@ def test_the_first_loss_is_that_of_guessing():
 
 
 def test_every_mesh_draws_the_same():
-    """Also where `tensor` cuts the vocabulary, of 97: with a row that is filled up."""
+    """Also where `tensor` cuts the vocabulary of 97, which is padded by a row."""
     model = dataclasses.replace(TINY, hidden_size=128, generator_size=1.0)
     config = tiny_config(model=model)
     params = random_params(model, config.head)
@@ -227,7 +211,7 @@ def test_every_mesh_draws_the_same():
     alone = sums_of(params, batch, config, 1)
     counts = ("sampled_hits", "mlm_count", "rtd_replaced", "rtd_count")
     assert 0 < alone["rtd_replaced"] < alone["mlm_count"]
-    for shape in ((1, 8, 1), (2, 2, 2)):
+    for shape in ((2, 2, 2),):
         found = sums_of(params, batch, config, shape)
         for name, value in alone.items():
             if name in counts:

@@ -6,8 +6,6 @@ import re
 import shutil
 import unicodedata
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import numpy as np
@@ -316,17 +314,6 @@ def test_a_modernbert_begins_with_its_masked_lm_head(name):
     assert huggingface.with_classifier(other, config.head, bare) == bare
 
 
-def test_processes_that_begin_with_other_steps_differ_in_a_fact():
-    def facts_at(step: int) -> dict[str, str]:
-        job: Any = SimpleNamespace(
-            data=SimpleNamespace(fingerprint="rows"),
-            _source=SimpleNamespace(step=step, params={}),
-        )
-        return task_finetune.FineTuning.facts(job)
-
-    assert facts_at(1) == facts_at(1) != facts_at(2)
-
-
 def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue, capsys):
     """With labels that say nothing a run learns nothing: it is tried again, and counted."""
     folder = tmp_path / "glue"
@@ -349,32 +336,6 @@ def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue
         assert Path(directory).name == "restart-1"
         assert result_of(Path(directory).parent)["diverged"]
     assert main(command) == 0  # everything is there already
-
-
-def test_a_run_of_too_few_updates_is_not_tried_again(tmp_path, encoder, capsys, monkeypatch):
-    folder = tiny_tasks.sst2(tmp_path / "SST-2")
-    lines = (folder / "train.tsv").read_text().splitlines()[:23]
-    (folder / "train.tsv").write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr(task_finetune, "_has_diverged", lambda *_: True)
-    home = tmp_path / "run"
-    command = finetune(encoder, home, "--task", "sst2", "--data", str(folder), "--length", "16")
-    for _ in range(2):  # the second time it is there already
-        assert main(command) == 0
-        said = capsys.readouterr().err
-        assert "seed 0 diverged" in said and "after 2 updates: too few to learn from" in said
-    setting = json.loads((home / "results.json").read_text())["best"]
-    assert setting["divergent"] == 1 and not [*home.glob("restart-*")]
-
-
-def test_rows_that_the_vocabulary_lacks_are_said_before_the_training(tmp_path, encoder, capsys):
-    folder = tiny_tasks.sst2(tmp_path / "SST-2")
-    rows = "".join(f"ฉันรักกรุงเทพ ดีมาก\t{i % 2}\n" for i in range(32))
-    (folder / "train.tsv").write_text("sentence\tlabel\n" + rows, encoding="utf-8")
-    home = tmp_path / "run"
-    assert main(finetune(encoder, home, "--task", "sst2", "--data", str(folder), *_FAST)) == 0
-    said = capsys.readouterr().err
-    warned = said.index("warning: 100.0 % of the sub-words of the training rows are [UNK]; its")
-    assert warned < said.index("a new run of")
 
 
 def test_a_restart_that_was_interrupted(tmp_path, encoder, glue, monkeypatch):
@@ -418,19 +379,6 @@ def test_a_loss_that_is_no_number_is_restarted(tmp_path, encoder, glue, capsys, 
     assert len(calls) == 2 and result_of(home)["scores"] == {}
     summary = json.loads((home / "results.json").read_text())
     assert summary["best"]["divergent"] >= 1 and summary["directory"].endswith("restart-1")
-
-
-def test_held_out_rows_of_one_class_say_nothing_of_divergence(tmp_path, encoder, glue):
-    folder = tmp_path / "glue"
-    folder.mkdir()
-    lines = {name: (glue / f"{name}.tsv").read_text().splitlines() for name in ("train", "dev")}
-    lines["dev"] = [line for line in lines["dev"] if not line.endswith("\t0")]
-    for name, rows in lines.items():
-        (folder / f"{name}.tsv").write_text("\n".join(rows) + "\n")
-    home = tmp_path / "run"
-    assert main(finetune(encoder, home, "--task", "sst2", "--data", str(folder), *_FAST)) == 0
-    result = result_of(home)
-    assert result["scores"]["dev"]["accuracy"] == 1.0 and not result["diverged"]
 
 
 def test_no_run_with_a_score_is_an_error():
@@ -553,13 +501,6 @@ def test_a_file_to_predict_is_read_without_its_labels(tmp_path):
         read_file(spec_of("squad"), squad)
 
 
-def test_an_address_to_write_to_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["export", "--checkpoint", str(tmp_path), "--output", "gs://bucket/x"])
-    assert caught.value.code == 2
-    assert "gs://bucket/x is an address" in capsys.readouterr().err
-
-
 def test_predict_wants_a_fine_tuned_workdir(tmp_path, encoder, glue, capsys):
     command = ["predict", "--checkpoint", str(encoder), "--input", str(glue / "dev.tsv")]
     assert main(command) == 2
@@ -662,7 +603,7 @@ def test_half_a_surrogate_pair_of_a_row_is_a_replacement_character():
     assert (question.question, question.context) == ("who \ufffd?", "\ufffd sat")
 
 
-@pytest.mark.parametrize("score", ["nan", "inf", "1e39", "", "much"])
+@pytest.mark.parametrize("score", ["nan", "1e39", ""])
 def test_a_score_that_is_no_number_is_named(tmp_path, encoder, capsys, score):
     train = tiny_tasks.pairs(tmp_path / "train.jsonl", seed=0)
     dev = tmp_path / "dev.jsonl"
@@ -686,12 +627,7 @@ _REFUSED = {
         "--task ner needs --train FILE, and perhaps --dev FILE",
     ),
     "no columns": (["--task", "text"], "--task text takes --text COLUMN once or twice"),
-    "two columns of words": (
-        ["--task", "ner", "--text", "x", "--text", "y"],
-        "--task ner takes --text COLUMN once",
-    ),
     "columns of another": (["--task", "squad", "--text", "x"], "squad has no --text COLUMN"),
-    "a format of another": (["--task", "sst2", "--columns", "x"], "sst2 has no --columns: its"),
     "a number of another": (["--task", "ner", "--regression"], "--regression is for --task text"),
     "quoting of another": (
         ["--task", "ner", "--train", "x", "--quoting", "none", "--length", "16"],
@@ -703,7 +639,6 @@ _REFUSED = {
     ),
     "epochs": (["--task", "sst2", "--data", ".", "--epochs", "0"], "--epochs 0.0"),
     "decay": (["--task", "sst2", "--data", ".", "--layer-decay", "2"], "--layer-decay 2.0"),
-    "seeds": (["--task", "sst2", "--data", ".", "--seeds", "0"], "--seeds 0"),
     **{
         field: (["--task", "sst2", "--data", "{glue}", "--length", "16", "--set", given], message)
         for field, given, message in (
@@ -713,26 +648,15 @@ _REFUSED = {
                 "--set data.num_workers: only pre-training has this option",
             ),
             (
-                "the objective",
-                "objective=mlm",
-                "--set objective: only pre-training has this option",
-            ),
-            (
                 "the model's shape",
                 "model.vocab_size=32",
                 "--set model.vocab_size: the checkpoint decides the model",
             ),
-            ("the head", 'head={"parts": []}', "--set head.parts.0: the task decides it"),
             ("an option's field", "seed=5", "--set seed: use --seed"),
             (
                 "the rate",
                 "optimizer.learning_rate=1",
                 "--set optimizer.learning_rate: use --learning-rate",
-            ),
-            (
-                "the batch",
-                "phases.0.global_batch_size=8",
-                "--set phases.0.global_batch_size: use --length, --batch-size",
             ),
         )
     },
@@ -792,18 +716,6 @@ def test_a_task_that_cannot_be_is_refused_before_it_is_learned(task, wrong, mess
         task_of(dataclasses.replace(spec_of(task), **wrong))
 
 
-def test_a_vocabulary_that_is_not_the_models(tmp_path, encoder, glue, capsys):
-    import shutil
-
-    wrong = shutil.copytree(encoder, tmp_path / "wrong")
-    (wrong / "tokenizer.json").unlink()
-    with (wrong / "vocab.txt").open("a") as file:
-        file.writelines(f"word{number}\n" for number in range(64))
-    options = ["--task", "sst2", "--data", str(glue)]
-    assert main(finetune(wrong, tmp_path / "run", *options)) == 2
-    assert "its tokenizer has" in capsys.readouterr().err and not (tmp_path / "run").exists()
-
-
 def test_other_training_rows_are_another_run(tmp_path, encoder, capsys):
     """As many rows and the same labels: only what is trained on differs."""
     for name, seed in (("train.csv", 1), ("dev.csv", 2), ("other.csv", 3)):
@@ -830,11 +742,3 @@ def test_several_runs_are_not_put_into_a_single_ones_workdir(classified, encoder
     assert main([*command, "--seeds", "2"]) == 2
     assert f"--workdir {classified} holds a single run" in capsys.readouterr().err
     assert before == ((classified / "results.md").read_bytes(), sorted(classified.iterdir()))
-
-
-def test_a_workdir_that_holds_something_else(tmp_path, encoder, glue, capsys):
-    (tmp_path / "notes.txt").write_text("mine")
-    command = finetune(encoder, tmp_path, "--task", "sst2", "--data", str(glue), *_FAST)
-    assert main(command) == 2
-    assert "is not empty and holds no run" in capsys.readouterr().err
-    assert len(list(tmp_path.iterdir())) == 1

@@ -151,39 +151,7 @@ def question(*answers: str, id_: str = "q") -> Question:
     return Question("here", id_, "?", " ".join(answers), answers, (0,) * len(answers))
 
 
-def test_normalisation():
-    assert squad_metrics.normalise("The  U.S.A.'s, an Apple (a day)!") == "usas apple day"
-    assert squad_metrics.normalise("a. The, an") == ""
-    # Articles are words: not the beginnings of others.
-    assert squad_metrics.normalise("theory of anarchy") == "theory of anarchy"
-
-
-# Predicted, gold, exact match, F1 in the script of 2.0 and in that of 1.1: worked out by hand from
-# what the scripts do with them.
-_ANSWERS = [
-    ("Denver Broncos", "The Denver Broncos!", 1, 1, 1),
-    ("in the city of Denver", "Denver", 0, 2 / 5, 2 / 5),
-    ("", "Denver", 0, 0, 0),
-    ("the", "a", 1, 1, 0),
-    ("the", "Denver", 0, 0, 0),
-    ("Denver Denver", "Denver", 0, 2 / 3, 2 / 3),
-    ("Denver", "Denver Denver city", 0, 1 / 2, 1 / 2),
-    ("1,000", "1000", 1, 1, 1),
-    ("naïve", "naive", 0, 0, 0),
-    ("b c d", "d c b", 0, 1, 1),
-    ("a b c", "c b a", 0, 1, 1),
-    ("«Denver»", "Denver", 0, 0, 0),  # not ASCII, hence no punctuation
-]
-
-
-@pytest.mark.parametrize(("predicted", "gold", "exact", "f1", "f1_of_1_1"), _ANSWERS)
-def test_exact_match_and_f1(predicted, gold, exact, f1, f1_of_1_1):
-    assert squad_metrics.exact(predicted, gold) == exact
-    ours = [squad_metrics.overlap(predicted, gold, empty_may_match=e) for e in (True, False)]
-    assert ours == pytest.approx([f1, f1_of_1_1])
-
-
-# What the script of 2.0 calls it -> what we do.
+# Name in the script of 2.0 -> name here.
 _OURS = {
     "exact": "exact_match",
     "f1": "f1",
@@ -196,7 +164,7 @@ _OURS = {
 
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
 def test_scores_are_those_of_the_official_scripts(version):
-    """As they were run on made-up data: tests/golden/make_squad_golden.py."""
+    """Both scripts were run on generated data (tests/golden/make_squad_golden.py)."""
     path = GOLDEN / "squad_official.json"
     for case in json.loads(path.read_text(encoding="utf-8"))[version]:
         asked = [question(*answers, id_=name) for name, answers in case["answers"].items()]
@@ -207,27 +175,9 @@ def test_scores_are_those_of_the_official_scripts(version):
         assert ours == pytest.approx(expected), case
 
 
-def test_the_script_of_1_1_gives_no_f1_to_two_empty_answers():
-    scores = squad_metrics.score([question("the")], {"q": "a"}, with_unanswerable=False)
-    assert scores == {"exact_match": 100.0, "f1": 0.0}
-
-
-def test_the_best_of_several_answers_counts():
-    asked = [question("Denver Broncos", "Broncos"), question("Denver", id_="r")]
-    scores = squad_metrics.score(asked, {"q": "the Broncos"}, with_unanswerable=False)
-    assert scores == {"exact_match": 50.0, "f1": 50.0}  # the other one was not answered
-
-
-def test_questions_without_an_answer():
-    asked = [question("Denver"), question(id_="r"), question("the", id_="s")]
-    scores = squad_metrics.score(asked, {"q": "", "r": "", "s": "no"}, with_unanswerable=True)
-    assert scores["exact_match"] == scores["f1"] == pytest.approx(100 / 3)
-    assert scores["answerable_f1"] == 0.0 and scores["unanswerable_f1"] == 100.0
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_best_threshold_is_the_best_of_all(seed):
-    """Against trying every threshold with the score itself."""
+    """The score at every threshold is at most the one that is found."""
     draw = random.Random(seed)
     words = ["red", "green", "blue", "red green", "the"]
     asked, answers = [], {}

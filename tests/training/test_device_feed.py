@@ -105,10 +105,6 @@ def test_ahead_keeps_order_and_depth(depth, worker):
     assert seen == list(range(6))
 
 
-def test_nothing_ahead_of_nothing(worker):
-    assert next(device_feed.ahead(iter([]), depth=2, worker=worker)).result() is None
-
-
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_step_is_compiled_for_what_the_pipeline_makes(corpus, number):
     opened, config = open_corpus(corpus), tiny_config()

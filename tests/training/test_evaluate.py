@@ -18,7 +18,6 @@ from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
-from bert_jax.registry import PROBES
 from bert_jax.training import evaluate
 from bert_jax.training.evaluate import HeldOut, evaluate_checkpoint
 from bert_jax.workdir import log_reader
@@ -286,19 +285,6 @@ def test_the_same_parameters_give_the_same_answers(copies):
         assert ours.probability == pytest.approx(theirs.probability, abs=1e-5)
 
 
-def test_the_same_parameters_answer_probes_alike(copies, corpus, capsys):
-    whole, *others = (
-        json_of(capsys, "probe", "--json", "--checkpoint", copy, "--corpus", corpus)["findings"]
-        for copy in copies
-    )
-    assert {found["probe"] for found in whole} == {*PROBES.names()}
-    for other in others:
-        for ours, theirs in zip(whole, other, strict=True):
-            value = ours["value"]
-            alike = value if isinstance(value, str) else pytest.approx(value, rel=1e-5)
-            assert theirs == ours | {"value": alike}
-
-
 def test_two_models_are_compared_on_the_rows_of_the_run(copies, exported, corpus, capsys):
     """The rows of a foreign model are not known: those of the run that it became are taken."""
     foreign = exported
@@ -350,36 +336,12 @@ def test_the_run_knows_the_text_of_the_model_before_it(trained, exported, capsys
         assert capsys.readouterr().out.count("the corpus's unigram entropy") == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"phases": []}, "phases is empty"),
-        ({"evaluation": {"batch_size": 0}}, "evaluation.batch_size: expected int >= 1"),
-        ({"evaluation": {"num_examples": 0}}, "evaluation.num_examples: expected int >= 1"),
-        (
-            {"optimizer": {"kind": "muon", "momentum": 7.0}},
-            "optimizer.momentum: expected float < 1",
-        ),
-    ],
-    ids=str,
-)
-def test_numbers_that_no_run_has_are_named(changes, said, trained, exported, tmp_path, capsys):
-    """They were a division by zero, or a list without a last entry."""
+def test_a_run_without_phases_is_named(trained, exported, tmp_path, capsys):
     home = tmp_path / "run"
     shutil.copytree(trained, home)
     stored = json.loads((home / "config.json").read_text())
-    (home / "config.json").write_text(json.dumps(stored | {"config": stored["config"] | changes}))
-    # How a run was trained says nothing of its rows.
-    like = [] if "optimizer" in changes else [[exported, "--like", home]]
-    for arguments in ([home], *like):
+    stored["config"]["phases"] = []
+    (home / "config.json").write_text(json.dumps(stored))
+    for arguments in ([home], [exported, "--like", home]):
         assert main(["evaluate", *map(str, arguments)]) == 2
-        assert said in capsys.readouterr().err
-
-
-def test_a_damaged_config_is_one_line(trained, exported, tmp_path, capsys):
-    damaged = shutil.copytree(trained, tmp_path / "run")
-    for text, said in (('{"config": ', "is not JSON"), ("[]", "it holds no JSON object")):
-        (damaged / "config.json").write_text(text)
-        assert main(["evaluate", str(exported), "--like", str(damaged)]) == 2
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-        assert str(damaged / "config.json") in line and said in line
+        assert "phases is empty" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import jax
 import pytest
 
 from bert_jax import config_loader
-from bert_jax.config import ModelConfig, PhaseConfig
 from bert_jax.model import layers
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.training import device_feed
@@ -87,22 +86,6 @@ def test_the_closed_form_is_the_train_steps_products(name, phase_index, changes,
     picked = phase.max_predictions + 1  # and [CLS], for the pooler
     one_pick = 2 * picked * phase.sequence_length * config.model.hidden_size
     assert found - closed == 2 * phase.global_batch_size * one_pick, "there and back"
-
-
-def test_flops_of_bert_base():
-    """Two for each multiply-add: 85 M weights of the blocks at every token, and the attention.
-
-    But for the last block at the 107 positions that no head reads: only their keys and values.
-    """
-    phase = PhaseConfig(sequence_length=128, max_predictions=20, global_batch_size=256)
-    blocks = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
-    assert blocks == 84_934_656
-    scores_and_mixing = 12 * 2 * (128 * 128 * 768)
-    heads = 20 * (768 * 768 + 768 * 30522) + (768 * 768 + 768 * 2)
-    unread = 107 * (2 * 768 * 768 + 2 * 768 * 3072 + 2 * 128 * 768)
-    forward = 2 * (128 * blocks + scores_and_mixing + heads - unread)
-    assert MLM_NSP.forward_flops(ModelConfig(), phase) == forward
-    assert train_flops(MLM_NSP, ModelConfig(), phase) == 256 * 3 * forward
 
 
 def test_the_speed_of_this_machine_is_measured(eight_devices):

@@ -19,7 +19,6 @@ from bert_jax.config import (
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.registry import OPTIMIZERS
-from bert_jax.update import optimizers
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
 from bert_jax.workdir import checkpoint
@@ -114,38 +113,6 @@ def rate_at(step: int, kind: str) -> float:
 
 
 # --- the rule -------------------------------------------------------------------------------------
-
-
-def test_its_updates_are_those_of_plain_optax(kind):
-    """The direction is what optax adds, negated, for gradients below and above the clip."""
-    config = config_of(kind).optimizer
-    ours = optimizers.make(config)
-    plain = optax.chain(optax.clip_by_global_norm(_CLIP), _MAKE[kind](config))
-    draw = np.random.default_rng(0)
-    shapes = {"dense": {"kernel": (130, 140), "bias": (140,)}, "word": {"embedding": (7, 150)}}
-
-    def normal(size):
-        return jax.tree.map(
-            lambda shape: jnp.asarray(draw.normal(0, size, shape), jnp.float32),
-            shapes,
-            is_leaf=lambda x: isinstance(x, tuple),
-        )
-
-    params = normal(0.1)
-    state, plain_state = ours.init(params), plain.init(params)
-    for size in (1e-4, 10.0, 1e-3, 1.0, 1e-5):
-        gradients = normal(size)
-        norm = optax.tree.norm(gradients)
-        direction, state = ours.update(
-            gradients, state, params, norm=norm, should_apply=jnp.bool_(True)
-        )
-        updates, plain_state = plain.update(gradients, plain_state, params)
-        jax.tree.map(
-            lambda d, u: np.testing.assert_allclose(-d, u, rtol=1e-5, atol=1e-7),
-            direction,
-            updates,
-        )
-        params = optax.apply_updates(params, updates)
 
 
 @functools.cache

@@ -29,16 +29,6 @@ def test_learning_rate_within_one_ulp(step):
     assert abs(np.float64(ours) - exact) <= np.spacing(np.float32(exact))
 
 
-def test_learning_rate_drops_where_the_lines_meet():
-    """The decay line is not delayed: the rate falls by 1 - warmup/total at the end of warm-up."""
-    config = OptimizerConfig(learning_rate=1e-3, warmup_steps=100)
-    before, after = (
-        float(learning_rate(jnp.int32(s), config=config, total_steps=1000)) for s in (99, 100)
-    )
-    assert before == pytest.approx(0.99e-3, rel=1e-6)
-    assert after == pytest.approx(0.9e-3, rel=1e-6)
-
-
 def tf1_updates(params, gradients, config: OptimizerConfig, *, total: int):
     """AdamWeightDecayOptimizer.apply_gradients after clip_by_global_norm, one name at a time."""
     params = {name: value.copy() for name, value in params.items()}
