@@ -21,8 +21,7 @@ UNIT=${BERT_JAX_UNITS:-/etc/systemd/system}/bert-jax.service
 # Preempted, network failed, peer lost, killed, terminated, hang (docs/architecture.md, "Exit codes").
 RESTART='42 75 134 137 143 200 SIGKILL SIGABRT'
 
-say() { printf '%s: %s\n' "$(hostname)" "$*"; }
-note() { echo "== $(date '+%F %T') $(hostname): $*"; }
+say() { echo "== $(date '+%F %T') $(hostname): $*"; }
 
 unit() {
     cat <<END
@@ -57,9 +56,7 @@ END
 
 start() { # ARGUMENT...
     local name arguments
-    name=$(hostname)
-    # The number of this host, for a trainer that does not ask the TPU. Host names end in -w-NUMBER.
-    ARGUMENTS=("${@//%i/"${name##*-w-}"}")
+    ARGUMENTS=("$@")
     arguments=$(declare -p ARGUMENTS)
     if is_training; then
         if [[ $(head -n 1 "$PLACE/run.sh") != "$arguments" ]]; then
@@ -92,11 +89,11 @@ train() {
     # Google's firewall rule for TPU networks does not open JAX's default port, 8482.
     export JAX_COORDINATOR_PORT=8476 TPU_MIN_LOG_LEVEL=2 PYTHONUNBUFFERED=1
     ulimit -c 0
-    note "doctor"
+    say "doctor"
     timeout "${DOCTOR_SECONDS:-600}" "${bert_jax[@]}" doctor "${ARGUMENTS[@]}" || code=$?
     if [[ $code =~ ^[2-8]$ ]]; then exit "$code"; fi
-    if ((code != 0)); then note "the doctor ended with exit code $code: training without its checks"; fi
-    note "pretrain ${ARGUMENTS[*]}"
+    if ((code != 0)); then say "the doctor ended with exit code $code: training without its checks"; fi
+    say "pretrain ${ARGUMENTS[*]}"
     exec "${bert_jax[@]}" pretrain "${ARGUMENTS[@]}"
 }
 
@@ -109,7 +106,7 @@ ended() {
         TERM) code=143 ;;
         *[!0-9]*) code=1 ;;
     esac
-    note "exit code $code"
+    say "exit code $code"
     echo "$code" >"$PLACE/last"
     if [[ " $RESTART " != *" $code "* ]]; then echo "$code" >"$PLACE/exit"; fi
     # The disk of this host may be gone tomorrow.
@@ -117,7 +114,7 @@ ended() {
     source "$PLACE/run.sh"
     if [[ ${WORKDIR:-} == gs://* ]]; then
         timeout "${LOG_SECONDS:-20}" gcloud --quiet storage cp "$LOG" "$WORKDIR/logs/$(hostname).log" </dev/null >/dev/null 2>&1 ||
-            note "the log was not copied to $WORKDIR/logs"
+            say "the log was not copied to $WORKDIR/logs"
     fi
 }
 
@@ -127,13 +124,13 @@ state() {
 
 print_log() { # LINES, or +LINE
     local lines
-    lines=$(wc -l 2>/dev/null <"$LOG") || lines=0
-    if [[ $1 =~ ^[0-9]{1,9}$ ]]; then
+    if [[ $1 == +* ]]; then
+        lines=$(wc -l 2>/dev/null <"$LOG") || lines=0
+        sed -n "${1#+},${lines}p" "$LOG" 2>/dev/null | tail -n 1000
+        echo "@bert-jax-at $((lines + 1))"
+    else
         echo "== $(hostname)"
         tail -n "$1" "$LOG"
-    elif [[ $1 =~ ^\+([0-9]{1,9})$ ]]; then
-        sed -n "${BASH_REMATCH[1]},${lines}p" "$LOG" 2>/dev/null | tail -n 1000
-        echo "@bert-jax-at $((lines + 1))"
     fi
 }
 
@@ -142,24 +139,17 @@ OUTSIDE='([\s\S]*/)?[.][.]?/|([\s\S]*/)?[.][.]?$'
 
 # Copies a corpus. corpus.json comes last: a directory without it is not a corpus. `bert-jax pretrain` checks sizes and checksums.
 copy() { # PLACE DIRECTORY
-    local try
     mkdir -p "$2"
-    exec 9>"$2.lock"
-    flock 9
-    for try in 1 2 3 4; do
-        if gcloud --quiet storage cp "$1/corpus.json" "$2/corpus.json.new" </dev/null &&
-            rm -f "$2/corpus.json" &&
-            gcloud --quiet storage rsync --recursive "--exclude=$OUTSIDE|corpus\.json" "$1" "$2" </dev/null; then
-            mv "$2/corpus.json.new" "$2/corpus.json"
-            say "copied $1 to $2"
-            return
-        fi
-        say "copying $1 failed (try $try of 4)"
-        sleep "${STAGE_PAUSE_SECONDS:-10}"
-    done
-    say "error: $1 was not copied. Check that it has a corpus.json, that the disk has room, and that the service account of this \
-machine may read the bucket"
-    return 4
+    if gcloud --quiet storage cp "$1/corpus.json" "$2/corpus.json.new" </dev/null &&
+        rm -f "$2/corpus.json" &&
+        gcloud --quiet storage rsync --recursive "--exclude=$OUTSIDE|corpus\.json" "$1" "$2" </dev/null; then
+        mv "$2/corpus.json.new" "$2/corpus.json"
+        say "copied $1 to $2"
+    else
+        say "error: $1 was not copied. Check that it has a corpus.json, that the disk has room, and that the service account of \
+this machine may read the bucket"
+        return 4
+    fi
 }
 
 stage() { # CORPUS...

@@ -97,7 +97,7 @@ class Cloud:
             (directory / "checkout" / part).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / part, directory / "checkout" / part)
         fake_programs.install(directory / "bin")
-        for folder in ("home", "buckets", *(f"hosts/{host}/dev" for host in self.hosts)):
+        for folder in ("home", "buckets", *(f"hosts/{host}" for host in self.hosts)):
             (directory / folder).mkdir(parents=True)
         assert scenario.keys() <= _SCENARIO.keys()
         counts = {"created": 0, "happened": {}, "starts": {}}

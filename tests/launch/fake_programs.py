@@ -6,7 +6,7 @@ standard library, so that a call takes milliseconds. The directory, $FAKE_CLOUD,
     state.json       what is to happen, and what has happened; see `cloud.py`
     log.jsonl        every call of every program: {"program", "host", "argv"}
     buckets/         gs://BUCKET/PATH
-    hosts/NODE-w-I/  the home directory of a host; it also holds its devices and its units
+    hosts/NODE-w-I/  the home directory of a host; it also holds its units
     startup          the startup script of the machine's request
 """
 
@@ -113,7 +113,7 @@ def create(now: dict, words: list[str], argv: list[str]) -> int:
     kill_units()
     for host in HOSTS:
         shutil.rmtree(CLOUD / "hosts" / host, ignore_errors=True)
-        (CLOUD / "hosts" / host / "dev").mkdir(parents=True, exist_ok=True)
+        (CLOUD / "hosts" / host).mkdir(parents=True, exist_ok=True)
     script = option(argv, "metadata-from-file") or ""
     (CLOUD / "startup").write_text(Path(script.removeprefix("startup-script=")).read_text())
     return 0
@@ -158,9 +158,7 @@ def environment_of(cloud: Path, host: str, settings: dict[str, str]) -> dict[str
         "CAP_UNITS": str(home / "units"),
         "BERT_JAX_UNITS": str(home / "units"),
         "FAKE_HOST": host,
-        "DEVICES_AT": str(home / "dev"),
         "LIBTPU_LOCKFILE": str(home / "libtpu_lockfile"),
-        "HOLDER_SECONDS": "0.1",
         **settings,
         "HOME": str(home),
     }

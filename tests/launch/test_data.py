@@ -141,8 +141,7 @@ def run(task, tmp_path):
 
     def call(trainer: str, *, seconds: float = 60, stage: str = "exit 0", **envs: str):
         given = {name: str(value) for name, value in task["envs"].items() if value is not None}
-        machine = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path / "home"),
-                   "STAGE_PAUSE_SECONDS": "0"}  # fmt: skip
+        machine = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path / "home")}
         until = {"UNTIL": str(int(time.time() + seconds)), "TRAINER": trainer, "STAGE": stage}
         for name in ("wiki", "code", "corpus"):  # gcloud's copy
             place = tmp_path / f"home/bert-jax/corpus/{name}/corpus.json.new"
