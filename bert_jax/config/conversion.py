@@ -95,7 +95,7 @@ def checked(value: Any, annotation: Any, path: str) -> Any:
         value = int(value)  # 1e6
     try:
         found = msgspec.convert(value, annotation)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         text = str(error).replace("`", "").replace("Expected", "expected")
         if names := choices_of(annotation):
             hint = did_you_mean(str(value), names)
