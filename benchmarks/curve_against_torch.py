@@ -1,4 +1,4 @@
-"""The same run on torch: same initial weights, same batches, same update rule, same held-out set.
+"""Train the same model on torch: same initial weights, batches, update rule and validation set.
 
     pip install -e '.[parity]'
     bert-jax prepare --source simplewiki.txt.gz --tokenizer vocab.txt --output runs/simplewiki
@@ -6,11 +6,10 @@
     python benchmarks/curve_against_torch.py runs/simplewiki runs/small [STEPS]
 
 Trains transformers' BERT on the batches of the finished run in WORKDIR, for STEPS steps or all of
-them, and prints both held-out curves. Dropout, where the config has any, is drawn by each side's
-own generator; everything else is equal. torch is given its best form: SDPA attention,
-`torch.optim.AdamW`, the vocabulary head on masked positions only. At the end the two sides train
-40 more steps in turns, and the medians of their seconds a step are printed; STEPS = 0 does only
-that.
+them, and prints both validation curves. Each side draws its own dropout masks; everything else is
+equal. torch uses its fastest form: SDPA attention, `torch.optim.AdamW`, the vocabulary head on
+masked positions only. Afterwards both sides train 40 more interleaved steps, and the script prints
+the medians of their seconds per step. STEPS = 0 only measures these.
 """
 
 import json
@@ -46,7 +45,7 @@ from bert_jax.workdir import log_reader  # noqa: E402
 
 
 def losses(model, batch) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """(MLM loss summed, NSP loss summed, masked positions) with the head on those alone."""
+    """Returns the sums of the MLM and NSP losses, and the number of masked positions."""
     tensors = {name: torch.from_numpy(np.array(value)) for name, value in batch.items()}
     out = model.bert(
         input_ids=tensors["input_ids"].long(),
@@ -81,17 +80,14 @@ def held_out_loss(model, examples: EvaluationSet, rows: int) -> float:
 
 
 def their_model(config: TrainConfig) -> BertForPreTraining:
-    """transformers' BERT with the weights that a run of `config` begins with."""
+    """Returns transformers' BERT with the initial weights of a run of `config`."""
     their_config = huggingface_config.config_of(config.model)
     model = BertForPreTraining(BertConfig(attn_implementation="sdpa", **their_config))
-    load_params(model, bert.init_params(config.model, seed=config.seed))
-    return model.train()
-
-
-def load_params(model: BertForPreTraining, params: bert.Params) -> None:
+    params = bert.init_params(config.model, seed=config.seed)
     tensors = {n: torch.tensor(t) for n, t in huggingface.to_tensors(params).items()}
     model.load_state_dict(tensors, strict=False)
     model.tie_weights()
+    return model.train()
 
 
 def their_optimizer(model: BertForPreTraining, rule: OptimizerConfig) -> torch.optim.AdamW:
@@ -106,29 +102,6 @@ def their_optimizer(model: BertForPreTraining, rule: OptimizerConfig) -> torch.o
         betas=(rule.beta1, rule.beta2),
         eps=rule.epsilon,
     )
-
-
-def their_update(
-    model: BertForPreTraining,
-    optimizer: torch.optim.AdamW,
-    batch,
-    *,
-    step: int,
-    config: TrainConfig,
-    dtype: torch.dtype = torch.float32,
-) -> float:
-    """Makes one update; returns the loss of masked words. bfloat16 is torch's autocast."""
-    rule, rows = config.optimizer, config.phases[0].global_batch_size
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-        mlm, nsp, masked = losses(model, batch)
-    optimizer.zero_grad()
-    (mlm / masked + nsp / rows).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), rule.clip_norm)
-    rate = learning_rate(jax.numpy.int32(step), config=rule, total_steps=config.total_steps)
-    for group in optimizer.param_groups:
-        group["lr"] = float(rate)
-    optimizer.step()
-    return mlm.item() / masked
 
 
 def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
@@ -160,7 +133,14 @@ def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
     optimizer = their_optimizer(model, rule)
 
     def their_step(step: int, batch) -> None:
-        their_update(model, optimizer, batch, step=step, config=config)
+        mlm, nsp, masked = losses(model, batch)
+        optimizer.zero_grad()
+        (mlm / masked + nsp / phase.global_batch_size).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), rule.clip_norm)
+        rate = learning_rate(jax.numpy.int32(step), config=rule, total_steps=config.total_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = float(rate)
+        optimizer.step()
 
     every_row = range(phase.global_batch_size)
     print(f"{'step':>6} {'ours':>8} {'torch':>8} {'difference':>10}")
@@ -198,7 +178,7 @@ def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
             seconds["ours"].append(between - began)
     medians = {side: float(np.median(values[5:])) for side, values in seconds.items()}
     print(
-        f"seconds a step, in turns: ours {medians['ours']:.3f}, torch {medians['torch']:.3f}, "
+        f"seconds per step, interleaved: ours {medians['ours']:.3f}, torch {medians['torch']:.3f}, "
         f"ratio {medians['torch'] / medians['ours']:.2f}"
     )
 

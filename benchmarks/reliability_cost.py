@@ -1,14 +1,13 @@
-"""Measures what safety costs: host calls a step, logs, the choice in the step, a save, a restart.
+"""Measures the cost of reliability: host calls per step, skipped updates, a save, a restart.
 
-    python benchmarks/reliability_cost.py [calls|rows|choice|save|restart] ...
+    python benchmarks/reliability_cost.py [calls|choice|save|restart] ...
 
-`calls`    what a training step asks of watchdog, preemption and the log of steps, and a row of
-           metrics with TensorBoard's at every step, timed alone; as a share of a step of 100 ms
-`rows`     the TensorBoard file that a resumed run writes anew, with 10,000 rows
-`choice`   the train step as it is, against the same step without the choice that leaves out a
-           non-finite update; both compiled twice, in turns, and the median of their differences
-`save`     BERT-Base with its moments, saved to a disk while it trains: for how long `save` holds up
-           the loop, and until the step is whole, its manifest and checksums included
+`calls`    the calls of a training step to watchdog, preemption, step timer and metrics log with
+           TensorBoard, timed alone; as a share of a step of 100 ms
+`choice`   the train step against the same step that cannot skip a non-finite update; both compiled
+           twice, interleaved; the median of their differences
+`save`     BERT-Base with its moments, saved to a disk during training: how long `save` blocks the
+           loop, and how long until the step is complete with manifest and checksums
 `restart`  a tiny run is killed with SIGKILL and started again with a warm compilation cache: from
            the kill to the first new row, imports included
 """
@@ -64,23 +63,11 @@ def calls() -> None:
                 journal.row(step=step, **values)
             seconds = (time.perf_counter() - began) / count
         journal.close()
-    print(f"calls: {seconds * 1e6:.0f} us a step, {seconds / STEP_SECONDS:.2%} of a 100 ms step")
-
-
-def rows() -> None:
-    from bert_jax.workdir import metrics_log
-
-    values = {f"value_{n}": 0.1 * n for n in range(12)}
-    with tempfile.TemporaryDirectory() as directory:
-        journal = metrics_log.MetricsLogger(Path(directory))
-        began = time.perf_counter()
-        journal.open_tensorboard([{"step": step} | values for step in range(10_000)])
-        print(f"rows: {time.perf_counter() - began:.2f} s for 10,000 rows of TensorBoard")
-        journal.close()
+    print(f"calls: {seconds * 1e6:.0f} us per step, {seconds / STEP_SECONDS:.2%} of a 100 ms step")
 
 
 def _trainer(rows: int, *, hidden: int, layers: int, choice: bool = True):
-    """(state, batch, compiled step) of a BERT on one device."""
+    """Returns the state, a batch and the compiled step of a BERT on one device."""
     import jax
     import jax.numpy as jnp
 
@@ -111,7 +98,7 @@ def _trainer(rows: int, *, hidden: int, layers: int, choice: bool = True):
     batch = random_batch(rows=rows, length=128, predictions=20, vocab_size=config.model.vocab_size)
     batch = jax.device_put(batch, sharding.batch_sharding(mesh))
     isfinite = jnp.isfinite
-    if not choice:  # a choice between new and old that is always the new: the compiler drops it
+    if not choice:  # the choice of the new state is constant, so the compiler removes it
         jnp.isfinite = lambda x: jnp.ones_like(x, bool)  # type: ignore[assignment]
     try:
         step = compile_lowered(lower_train_step(config, state, batch, objective=MLM_NSP))
@@ -124,7 +111,7 @@ def choice() -> None:
     import jax
 
     host_allocator.keep_freed_memory()  # as `pretrain` does
-    # Each side is compiled twice: two programs that are equal differ by what is noise.
+    # Each side is compiled twice: the difference of two equal programs is noise.
     names = ("with", "without", "with, again", "without, again")
     sides = {
         name: list(_trainer(4, hidden=256, layers=4, choice="without" not in name))
@@ -141,10 +128,10 @@ def choice() -> None:
             seconds[name].append((time.perf_counter() - began) / 4)
             side[0] = state
     for name, times in seconds.items():
-        print(f"choice: {1e3 * statistics.median(times):.1f} ms a step {name}")
+        print(f"choice: {1e3 * statistics.median(times):.1f} ms per step {name}")
     rounds = list(zip(*seconds.values(), strict=True))[1:]
     more = statistics.median((a + c - b - d) / 2 for a, b, c, d in rounds)
-    print(f"choice: {1e3 * more:+.2f} ms a step, the median of {len(rounds)} rounds")
+    print(f"choice: {1e3 * more:+.2f} ms per step, the median of {len(rounds)} rounds")
 
 
 def save() -> None:
@@ -175,8 +162,8 @@ def save() -> None:
         checkpoints.close()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) / 1e9
     print(
-        f"save: {size:.2f} GB; the loop was held up {', '.join(f'{s:.2f}' for s in stalls)} s; "
-        f"whole after {', '.join(f'{s:.1f}' for s in done.values())} s; "
+        f"save: {size:.2f} GB; the loop was blocked for {', '.join(f'{s:.2f}' for s in stalls)} s; "
+        f"complete after {', '.join(f'{s:.1f}' for s in done.values())} s; "
         f"a step {statistics.median(before):.2f} s before and {statistics.median(during):.2f} s "
         "during the save"
     )
@@ -227,14 +214,14 @@ def _count(path: Path, text: str) -> int:
 
 
 def _last_row_at(path: Path) -> float:
-    """When the last whole row was written, seconds since the epoch; 0 if there is none."""
+    """Returns the time of the last complete row in seconds since the epoch; 0 without rows."""
     text = path.read_text() if path.exists() else ""
     rows = text[: text.rfind("\n") + 1].splitlines()
     return json.loads(rows[-1]).get("time", 0.0) if rows else 0.0
 
 
 def main() -> None:
-    parts = {"calls": calls, "rows": rows, "choice": choice, "save": save, "restart": restart}
+    parts = {"calls": calls, "choice": choice, "save": save, "restart": restart}
     chosen = sys.argv[1:] or list(parts)
     if unknown := set(chosen) - set(parts):
         sys.exit(f"{', '.join(unknown)}: choose from {', '.join(parts)}")
