@@ -1,4 +1,4 @@
-"""Makes the run that runs with faults are compared with, and a bucket with faults."""
+"""The undisturbed run for comparisons, and a bucket with faults."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.faulty_bucket import serving
 
 @pytest.fixture(scope="session")
 def finished(shared, corpus) -> Path:
-    """The workdir of a run that nothing happened to. To be read; copy it to change it."""
+    """The workdir of an undisturbed run. Copy it to change it."""
 
     def fill(directory: Path) -> None:
         run = Started(directory / "run", corpus)
@@ -21,6 +21,6 @@ def finished(shared, corpus) -> Path:
 
 @pytest.fixture(scope="module")
 def address():
-    """The address of a server of tests/faulty_bucket.py."""
+    """The address of a server from tests/faulty_bucket.py."""
     with serving() as found:
         yield found

@@ -1,10 +1,8 @@
-"""A process on a machine that has TPU chips by what /sys/bus/pci/devices says: jax then looks for
-its cluster as it does there.
+"""A process on a machine with TPU chips, where jax detects its cluster: prints what it found.
 
-    python -m tests.chaos.detected DEVICES               meets the others, says how
-    python -m tests.chaos.detected DEVICES pretrain ...  bert-jax with these arguments
+    python -m tests.chaos.detected DEVICES
 
-DEVICES is a folder that takes the place of /sys/bus/pci/devices.
+DEVICES is a folder that replaces /sys/bus/pci/devices.
 """
 
 import glob
@@ -13,7 +11,7 @@ import sys
 
 
 def look_for_chips_in(directory: str) -> None:
-    """Has to be called before jax is imported, which looks once."""
+    """Must be called before jax is imported, which looks once."""
     find = glob.glob
 
     def found(pattern: str, **options) -> list[str]:
@@ -30,22 +28,17 @@ def meet() -> None:
     connection = distributed.Connection(detect=True).validate()
     resolved = connection.resolved()
     connection.connect(seconds=60)
-    said = distributed.exchange("number", f"process {jax.process_index()}", seconds=60)
+    exchanged = distributed.exchange("number", f"process {jax.process_index()}", seconds=60)
     print(json.dumps({
         "coordinator": resolved.coordinator,
         "told": [resolved.process_id, resolved.num_processes],
         "has": [jax.process_index(), jax.process_count()],
         "devices": jax.device_count(),
-        "said": said,
+        "exchanged": exchanged,
     }))  # fmt: skip
     distributed.disconnect()
 
 
 if __name__ == "__main__":
     look_for_chips_in(sys.argv[1])
-    if len(sys.argv) == 2:
-        meet()
-    else:
-        from bert_jax.__main__ import main
-
-        sys.exit(main(sys.argv[2:]))
+    meet()

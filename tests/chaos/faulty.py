@@ -1,29 +1,29 @@
-"""`bert-jax` with something broken in it:
+"""Runs `bert-jax` with a fault:
 
     python -m tests.chaos.faulty FAULT=VALUE ... -- pretrain CONFIG ...
 
-| fault | breaks |
+| fault | effect |
 |---|---|
-| `nan=5,9` | the weights of the batches that these steps train on |
-| `omit=5,9` | these steps advance step and data, and update nothing: what `nan` is to come to |
+| `nan=5,9` | the prediction weights in the batches of these steps are NaN |
+| `omit=5,9` | these steps make no update, which is the expected effect of `nan` |
 | `loader=5:60` | the loader sleeps 60 s at step 5 |
 | `gil=5:60` | the loader holds the interpreter's lock for 60 s at step 5 |
-| `held=9:FILE` | the loader waits at step 9 as long as the file is there |
-| `step=0.05` | every batch takes so long |
-| `task-step=0.05` | every batch of fine-tuning does |
+| `held=9:FILE` | the loader waits at step 9 until the file is removed |
+| `step=0.05` | every batch takes 0.05 s longer |
+| `task-step=0.05` | every batch of fine-tuning takes 0.05 s longer |
 | `fails=4:9` | the loader raises the error of code 4 at step 9 (also: `os`, `uncaught`, `kill`) |
-| `unopened=4` | the corpus cannot be opened: the error of exit code 4, before any step |
-| `save=60` | a save that is committed waits 60 s before its manifest |
-| `heartbeat=20` | nothing; a process that is gone is missed after 20 s, not 100 |
-| `barrier=60` | the process comes late to where all meet |
-| `failing-saves=2` | the first two saves find no space |
-| `late-failure=2` | the second save finds no space once it is under way |
-| `commit-files=1` | Orbax writes steps as it does in a bucket: in place, a file says when whole |
-| `at=MODULE:NAME:2` | a line on stderr when that function begins, which takes 2 s longer |
-| `terminal=0` | nothing; the terminal of that descriptor is the one whose end the process is told |
-| `killed=MODULE:NAME:3` | the third call of that function returns, and SIGKILL ends the process |
-| `stale=2` | nothing; a trainer in a bucket that was not renewed for 2 s is gone |
-| `say=evaluate` | a line on stderr when an evaluation begins (also: import, compile, save, data) |
+| `unopened=4` | opening the corpus raises the error of exit code 4 |
+| `save=60` | a save waits 60 s between its commit and its manifest |
+| `heartbeat=20` | a lost process is noticed after 20 s instead of 100 s |
+| `barrier=60` | the process reaches each barrier 60 s late |
+| `failing-saves=2` | the first two saves fail: no space |
+| `late-failure=2` | the second save fails in the background: no space |
+| `commit-files=1` | Orbax writes steps in place with a commit file, as in a bucket |
+| `at=MODULE:NAME:2` | the function prints a line on stderr and takes 2 s longer |
+| `terminal=0` | the terminal of descriptor 0 becomes the controlling terminal |
+| `killed=MODULE:NAME:3` | SIGKILL after the third call of the function |
+| `stale=2` | a lock in a bucket expires 2 s after its last renewal |
+| `say=evaluate` | a line on stderr when an evaluation begins (also: import, numpy, compile) |
 """
 
 import builtins
@@ -52,7 +52,7 @@ def _around_batches(change: Callable[[int, dict], dict]) -> None:
     make = device_feed.host_batch
 
     def host_batch(batch_at: Any, step: int, ranges: Any) -> dict:
-        # Evaluation makes its batches in the main thread, and of a set of its own.
+        # Batches of an evaluation are left alone.
         batch = make(batch_at, step, ranges)
         is_training = getattr(batch_at, "__self__", None).__class__.__name__ == "Pipeline"
         return change(int(step), batch) if is_training else batch
@@ -65,7 +65,7 @@ def _at_step(value: str, act: Callable[[float], Any]) -> None:
 
     def change(step: int, batch: dict) -> dict:
         if step == int(at):
-            _say(f"step {step} is held up")
+            _say(f"step {step} is delayed")
             act(float(seconds))
         return batch
 
@@ -126,7 +126,7 @@ def held(value: str) -> None:
 
 
 def gil(value: str) -> None:
-    # A function of the C library, called without giving the lock back.
+    # PyDLL calls the C function without releasing the lock.
     _at_step(value, lambda seconds: ctypes.PyDLL(None).sleep(int(seconds)))
 
 
@@ -184,30 +184,35 @@ def task_step(value: str) -> None:
     finetune.FineTuning.batches = slow
 
 
+def _around(place: str, name: str, act: Callable[[Callable[[], Any]], Any]) -> None:
+    """Replaces MODULE:NAME by a function that gives the original call to `act`."""
+    owner: Any = importlib.import_module(place)
+    *inside, name = name.split(".")
+    for part in inside:
+        owner = getattr(owner, part)
+    original = getattr(owner, name)
+
+    def replacement(*arguments: Any, **options: Any) -> Any:
+        return act(lambda: original(*arguments, **options))
+
+    setattr(owner, name, replacement)
+
+
+def _late(text: str, seconds: str) -> Callable[[Callable[[], Any]], Any]:
+    def act(call: Callable[[], Any]) -> Any:
+        _say(text)
+        time.sleep(float(seconds))
+        return call()
+
+    return act
+
+
 def save(value: str) -> None:
-    from bert_jax.workdir import manifest
-
-    write = manifest.write
-
-    def slow(directory: Any, **facts: Any) -> None:
-        _say("saving")
-        time.sleep(float(value))
-        write(directory, **facts)
-
-    manifest.write = slow
+    _around("bert_jax.workdir.manifest", "write", _late("saving", value))
 
 
 def barrier(value: str) -> None:
-    from bert_jax.runtime import distributed
-
-    meet = distributed.barrier
-
-    def late() -> None:
-        _say("barrier")
-        time.sleep(float(value))
-        meet()
-
-    distributed.barrier = late
+    _around("bert_jax.runtime.distributed", "barrier", _late("barrier", value))
 
 
 def failing_saves(value: str) -> None:
@@ -260,41 +265,26 @@ def heartbeat(value: str) -> None:
 
 
 def terminal(value: str) -> None:
-    # The first terminal that the leader of a session opens.
+    # The first terminal that a session leader opens becomes its controlling terminal.
     os.close(os.open(os.ttyname(int(value)), os.O_RDWR))
 
 
 def at(value: str) -> None:
     place, name, seconds = value.split(":")
-    owner: Any = importlib.import_module(place)
-    *inside, name = name.split(".")
-    for part in inside:
-        owner = getattr(owner, part)
-    original = getattr(owner, name)
-
-    def telling(*arguments: Any, **options: Any) -> Any:
-        _say("at")
-        time.sleep(float(seconds))
-        return original(*arguments, **options)
-
-    setattr(owner, name, telling)
+    _around(place, name, _late("at", seconds))
 
 
 def killed(value: str) -> None:
     place, name, number = value.split(":")
-    owner: Any = importlib.import_module(place)
-    *inside, name = name.split(".")
-    for part in inside:
-        owner = getattr(owner, part)
-    original, calls = getattr(owner, name), itertools.count(1)
+    calls = itertools.count(1)
 
-    def ending(*arguments: Any, **options: Any) -> Any:
-        found = original(*arguments, **options)
+    def act(call: Callable[[], Any]) -> Any:
+        found = call()
         if next(calls) == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
         return found
 
-    setattr(owner, name, ending)
+    _around(place, name, act)
 
 
 def stale(value: str) -> None:
@@ -315,27 +305,15 @@ def say(value: str) -> None:
 
         builtins.__import__ = watched
         return
-    from bert_jax.training import compiled_steps, loop
-    from bert_jax.training.evaluate import HeldOut
-    from bert_jax.training.saving import Saver
-
-    owner, name = {
-        "evaluate": (HeldOut, "run"),
-        "compile": (compiled_steps, "compile_lowered"),
-        "save": (Saver, "save"),
-        "data": (loop, "_next_batch"),
+    place, name = {
+        "evaluate": ("bert_jax.training.evaluate", "HeldOut.run"),
+        "compile": ("bert_jax.training.compiled_steps", "compile_lowered"),
     }[value]
-    original = getattr(owner, name)
-
-    def telling(*arguments: Any, **options: Any) -> Any:
-        _say(value)
-        return original(*arguments, **options)
-
-    setattr(owner, name, telling)
+    _around(place, name, _late(value, "0"))
 
 
 if __name__ == "__main__":
-    # A shell's background ignores an interrupt, and with it who is started there.
+    # Processes that a shell starts in the background ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     split = sys.argv.index("--")
     for fault in sys.argv[1:split]:

@@ -1,4 +1,4 @@
-"""Holds a workdir until nobody listens any more, as a trainer does, with a clock that is wrong."""
+"""Holds a workdir as a trainer does, with a wrong clock, until the pipe is closed."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from bert_jax.workdir.lock import only_trainer
 
 
 def hold(workdir: str, skew: float, variables: Mapping[str, str], ear: Connection) -> None:
-    """A process of its own, whose clock is `skew` seconds wrong. Says what it does, and when."""
+    """Runs in a process whose clock is `skew` seconds wrong; sends times and states."""
     os.environ.update(variables)
     now = time.time
     time.time = lambda: now() + skew

@@ -1,8 +1,8 @@
-"""Saves and resumes in a bucket that fails, in a process of its own:
+"""Saves and resumes in a bucket with faults, in a separate process:
 
-    python -m tests.chaos.in_bucket '[["matrix", ["list", "media"]], ["unfinished_steps"]]'
+    python -m tests.chaos.in_bucket '[["matrix", ["list", "media"]], ["manifests"]]'
 
-Prints what came of each as a line of JSON. Waits are those of users, divided by about twenty.
+Prints one line of JSON per function. Waits are about twenty times shorter than in use.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ def hasten() -> None:
 
 
 def saved(directory: Path, *steps: int) -> dict[str, int]:
-    """Saves; returns what the bucket was asked."""
+    """Saves these steps; returns the number of requests of each kind."""
     control(_ADDRESS)
     saving = Checkpoints(
         directory,
@@ -74,7 +74,7 @@ def there(directory: Path) -> list:
 
 
 def matrix(kinds: list[str]) -> list:
-    """Returns, for each kind of request and of fault, what brief and lasting ones led to."""
+    """Returns the outcomes of brief and lasting faults for each kind of request and fault."""
     name = f"matrix-{kinds[0]}"
     directory, step, found = home(name), 3, []
     saved(directory, 1, 2, 3)
@@ -82,7 +82,7 @@ def matrix(kinds: list[str]) -> list:
         for how in _HOW:
             before = there(directory)
             control(_ADDRESS, faults={kind: [how, _EVER]})
-            (directory / "result.json").write_text(f"{kind} {how}")  # something to copy
+            (directory / "result.json").write_text(f"{kind} {how}")  # a file to upload
             lasting = {
                 "resume": outcome(lambda: recovery.prepare_resume(directory)),
                 "read": outcome(lambda: recovery.newest_good_step(directory)),
@@ -91,7 +91,7 @@ def matrix(kinds: list[str]) -> list:
             }
             failed = control(_ADDRESS, faults={}).get(f"{kind} failed", 0)
             after = [there(directory), recovery.prepare_resume(directory)]
-            # In brief: a save, and going on from it.
+            # A brief fault: a save, and the step to resume from.
             step += 1
             control(_ADDRESS, faults={kind: [how, 2]})
             brief = outcome(functools.partial(saved, directory, step))[0]
@@ -104,7 +104,7 @@ def matrix(kinds: list[str]) -> list:
 
 
 def manifests() -> dict:
-    """Returns what a save reads, and what is found when objects change."""
+    """Returns the requests of a save, and the problems found in changed objects."""
     directory = home("manifests")
     asked = saved(directory, 1, 2)
     root = location.at(directory).checkpoints
@@ -118,7 +118,7 @@ def manifests() -> dict:
     flipped = checkpoint.problem(directory, 2)
     (root / "2" / largest).unlink()
     gone = checkpoint.problem(directory, 2)
-    # A copy on a disk is compared by the same manifest.
+    # A copy on a disk is compared with the same manifest.
     here = Path(os.environ["TMPDIR"]) / "copy" / "checkpoints" / "1"
     storage.copy_tree(root / "1", here)
     copied = checkpoint.problem(here.parent.parent, 1)
@@ -129,20 +129,8 @@ def manifests() -> dict:
             "copy_damaged": checkpoint.problem(here.parent.parent, 1)}  # fmt: skip
 
 
-def unfinished_steps() -> dict:
-    """Returns the step to resume from after a kill between Orbax's commit and the manifest."""
-    directory = home("undescribed")
-    saved(directory, 1, 2, 3)
-    remote = location.at(directory).checkpoints
-    events = directory / "events.jsonl"
-    lines = events.read_text().splitlines(keepends=True)
-    events.write_text("".join(line for line in lines if '"step": 3' not in line))
-    (remote / "3" / "manifest.json").unlink()
-    return {"resumed": recovery.prepare_resume(directory), "there": there(directory)}
-
-
 if __name__ == "__main__":
     hasten()
     for name, *arguments in json.loads(sys.argv[1]):
         print(json.dumps(globals()[name](*arguments)), flush=True)
-    os._exit(0)  # tensorstore's threads may still be asking
+    os._exit(0)  # threads of tensorstore may still wait

@@ -1,4 +1,4 @@
-"""Runs to put faults into: started as real processes, watched, and compared bit for bit."""
+"""Runs with faults: real processes that are started, watched, and compared bit for bit."""
 
 import dataclasses
 import hashlib
@@ -22,7 +22,7 @@ from tests.limits import HUNG
 
 ROOT = Path(__file__).parents[2]
 STEPS = 40
-# One layer: each of many processes traces its two steps anew, for which depth is what counts.
+# One layer: every process traces two steps, and the time of tracing grows with the depth.
 CONFIG = tiny_corpus.tiny_config(
     model=dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1),
     phases=(
@@ -36,7 +36,7 @@ CONFIG = tiny_corpus.tiny_config(
 
 
 class Started:
-    """A run of one or several processes, begun."""
+    """A started run of one or several processes."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Started:
         workdir: str | None = None,
         variables: dict[str, str] | None = None,
     ):
-        """`workdir` may be in a bucket; `variables` are more of the environment's."""
+        """`workdir` may be in a bucket; `variables` are added to the environment."""
         directory.mkdir(exist_ok=True, parents=True)
         self.directory, self.workdir = directory, directory / "workdir"
         named = tiny_corpus.write_config(directory / "config.json", config)
@@ -84,7 +84,7 @@ class Started:
         return (self.directory / f"log.{rank}").read_text(errors="replace")
 
     def until(self, reached: Callable[[], bool], seconds: float = HUNG) -> None:
-        """Waits for something to happen; the run must not end before."""
+        """Waits for a condition; the run must not end before."""
         deadline = time.monotonic() + seconds
         while not reached():
             if any(p.poll() is not None for p in self.processes) or time.monotonic() > deadline:
@@ -93,7 +93,7 @@ class Started:
             time.sleep(0.02)
 
     def finish(self, seconds: float = HUNG) -> list[int]:
-        """Exit codes, in the order of the ranks."""
+        """Returns the exit codes by rank."""
         deadline = time.monotonic() + seconds
         try:
             return [p.wait(max(0.1, deadline - time.monotonic())) for p in self.processes]
@@ -117,13 +117,13 @@ def lines(path: Path) -> list[dict]:
 
 
 def losses(workdir: Path) -> list[tuple]:
-    """Every logged loss, of training and of evaluation, with all its bits."""
+    """Returns every logged loss of training and evaluation, with all bits."""
     rows = lines(workdir / "metrics.jsonl")
     return sorted((r["step"], r.get("split", ""), r["loss"], r["mlm_loss"]) for r in rows)
 
 
 def state_digest(workdir: Path, *, step: int | None = None, config=CONFIG) -> str:
-    """SHA-256 over parameters, moments and step of a checkpoint."""
+    """Returns the SHA-256 of parameters, moments and step of a checkpoint."""
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
     newest = max(checkpoint.steps(workdir)) if step is None else step
     assert checkpoint.problem(workdir, newest) is None

@@ -1,6 +1,6 @@
-"""A damaged checkpoint, by the command: the step before it is taken, or nothing is trained.
+"""`pretrain` with a damaged checkpoint: it resumes from the step before, or does not train.
 
-Every kind of damage to every file is in tests/workdir/test_recovery.py.
+tests/workdir/test_recovery.py has every kind of damage to every file.
 """
 
 import shutil
@@ -24,7 +24,7 @@ def flip(file) -> None:
 
 @pytest.mark.parametrize("what", ["manifest.json", "d"] if IS_LONG else ["d"])
 def test_a_run_resumes_from_the_step_before(tmp_path, finished, corpus, what):
-    """The damaged step is named and set aside; the run ends like the undamaged one."""
+    """The damaged step is named and set aside; the run ends with the same losses."""
     workdir = shutil.copytree(finished, tmp_path / "run" / "workdir")
     before, newest = sorted(checkpoint.steps(finished))[-2:]
     files = (workdir / "checkpoints" / str(newest)).rglob("*")
@@ -38,7 +38,7 @@ def test_a_run_resumes_from_the_step_before(tmp_path, finished, corpus, what):
     assert [p.name.split("-")[0] for p in (workdir / "set_aside").iterdir()] == [str(newest)]
 
 
-def test_nothing_good_is_left(tmp_path, finished, corpus):
+def test_no_good_step_is_left(tmp_path, finished, corpus):
     """Exit code 5, every step named, and nothing is trained or removed."""
     workdir = shutil.copytree(finished, tmp_path / "run" / "workdir")
     for step in checkpoint.steps(workdir):

@@ -1,16 +1,13 @@
-"""SIGTERM to a run in a bucket far away, and SIGKILL when the time for saving is over.
+"""SIGTERM to a run in a slow bucket, and SIGKILL at the end of the grace period.
 
-The server answers as late and takes bytes as slowly as `benchmarks/bucket_save.py` has it. The
-long form has states of half a gigabyte, which is the part of each of eight hosts that train
-BERT-Large, and of four, on one host.
+The server has the latency and bandwidth of `benchmarks/bucket_save.py`. The long form saves half a
+gigabyte, the share of each of eight hosts that train BERT-Large, and four gigabytes.
 """
 
 import dataclasses
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,21 +17,20 @@ from bert_jax.config import CheckpointConfig, EvaluationConfig, PhaseConfig
 from bert_jax.workdir import location, log_reader
 from tests import tiny_corpus
 from tests.chaos import IS_LONG
-from tests.chaos.runs import ROOT, lines
+from tests.chaos.runs import Started, lines
 from tests.faulty_bucket import control, environment, reaching
-from tests.limits import HUNG
 
 pytestmark = pytest.mark.chaos
 
-# What a spot machine is given: https://cloud.google.com/tpu/docs/spot
+# Seconds between SIGTERM and SIGKILL on a spot machine: https://cloud.google.com/tpu/docs/spot
 _GRACE = 30
 _LATENCY, _STREAM = 0.04, 80e6
-# Layers of 151 MB, compressed 140, and whether the save is whole in time.
+# Number of layers (151 MB each, 140 MB compressed), and whether the save is complete in time.
 _SIZES = [(3, True), (26, False)] if IS_LONG else [(0, True)]
 
 
 def config_of(layers: int):
-    """Returns a run without end, with so many of BERT-Large's layers or a tiny one."""
+    """Returns a config of an endless run with layers of BERT-Large, or of a tiny model for 0."""
     config = tiny_corpus.tiny_config()
     if layers:
         model = dataclasses.replace(
@@ -56,38 +52,19 @@ def config_of(layers: int):
 
 
 class InBucket:
-    """A run in the bucket, begun."""
+    """A run in the bucket, with the local folder of its machine."""
 
     def __init__(self, address: str, directory: Path, corpus: Path, layers: int):
-        path = tiny_corpus.write_config(directory / "config.json", config_of(layers))
-        self._local, self._log = directory / "local", directory / "log"
+        self._local, self._address = directory / "local", address
+        self._workdir = f"gs://bucket/grace-{layers}"
         self._local.mkdir(exist_ok=True)
-        self._address, self._workdir = address, f"gs://bucket/grace-{layers}"
-        command = [sys.executable, "-m", "bert_jax", "pretrain", str(path), "--corpus", str(corpus)]
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, "--workdir", self._workdir],
-                cwd=ROOT,
-                env=os.environ
-                | environment(address)
-                | {
-                    "TMPDIR": str(self._local),
-                    "JAX_PLATFORMS": "cpu",
-                    "JAX_NUM_CPU_DEVICES": "1",
-                },
-                stdout=log,
-                stderr=log,
-            )
-
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")[-4000:]
-
-    def rows(self) -> list[dict]:
-        """The rows that the running process has in its local folder."""
-        return [row for path in self._local.glob("*/metrics.jsonl") for row in lines(path)]
+        variables = environment(address) | {"TMPDIR": str(self._local)}
+        self.run = Started(
+            directory, corpus, config=config_of(layers), workdir=self._workdir, variables=variables
+        )
 
     def events(self, kind: str) -> list[dict]:
-        """The events in the bucket, and those that killed processes have left here."""
+        """Returns the events in the bucket, and those that killed processes have left here."""
         with reaching(self._address):
             found = log_reader.read_events(location.opened(self._workdir).path)
         left = [row for path in self._local.glob("*/events.jsonl") for row in lines(path)]
@@ -95,54 +72,55 @@ class InBucket:
         return [row for row in found if row["event"] == kind]
 
     def until_step(self, step: int) -> None:
-        deadline = time.monotonic() + HUNG
-        while not any(row["step"] >= step for row in self.rows()):
-            assert self.process.poll() is None and time.monotonic() < deadline, self.log()
-            time.sleep(0.05)
+        files = self._local.glob
+        self.run.until(
+            lambda: any(
+                row["step"] >= step for file in files("*/metrics.jsonl") for row in lines(file)
+            )
+        )
 
-    def end(self, seconds: float | None) -> tuple[int, float]:
+    def end(self, seconds: float) -> tuple[int, float]:
         """Sends SIGTERM, and SIGKILL after so many seconds; returns the exit code and the time."""
-        began = time.monotonic()
-        self.process.send_signal(signal.SIGTERM)
+        (process,), began = self.run.processes, time.monotonic()
+        process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(seconds)
+            process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-        return self.process.wait(), time.monotonic() - began
+            process.kill()
+        return process.wait(), time.monotonic() - began
 
 
 @pytest.mark.parametrize(("layers", "is_whole"), _SIZES)
 def test_a_preempted_machine(address, tmp_path, corpus, layers, is_whole):
     control(address, faults={}, latency=_LATENCY, stream=_STREAM)
-    # As much time as it needs.
+    # Enough time for any save.
     run = InBucket(address, tmp_path, corpus, layers)
     run.until_step(2)
     code, seconds = run.end(600)
-    assert code == 42, run.log()
+    assert code == 42, run.run.log()
     (first,) = run.events("preempt")
     assert [event["step"] for event in run.events("save")] == [first["step"]]
     written = control(address).get("insert bytes in", 0)
     print(json.dumps({"layers": layers, "gigabytes": written / 1e9, "seconds": seconds}))
     assert written > layers * 130e6
-    # The next one goes on from it, and has the time that a machine has.
+    # The next run resumes, and has the grace period of a spot machine.
     run = InBucket(address, tmp_path, corpus, layers)
     run.until_step(first["step"] + 2)
     code, seconds = run.end(_GRACE)
     assert run.events("resume")[-1]["step"] == first["step"]
     if is_whole:
-        assert code == 42 and seconds < _GRACE, run.log()
+        assert code == 42 and seconds < _GRACE, run.run.log()
         newest = run.events("preempt")[-1]["step"]
         assert newest >= first["step"] + 2
         assert [event["step"] for event in run.events("save")] == [first["step"], newest]
     else:
-        assert code == -signal.SIGKILL, "the save was faster than this machine's are"
+        assert code == -signal.SIGKILL, "the save was faster than expected"
         newest = first["step"]
     print(json.dumps({"layers": layers, "code": code, "seconds": seconds, "newest": newest}))
-    # What was cut off is removed, what is whole is gone on from, and nothing is set aside.
+    # The incomplete step is removed, the complete step is resumed, and nothing is set aside.
     run = InBucket(address, tmp_path, corpus, layers)
     run.until_step(newest + 1)
-    run.process.kill()
-    run.process.wait()
+    run.run.kill()
     assert run.events("resume")[-1]["step"] == newest
     assert not run.events("rollback")
     assert control(address).get("copy", 0) == 0, "a step was moved"

@@ -1,4 +1,4 @@
-"""Whatever hangs, every process ends within the deadline, and says who hung and where."""
+"""Hangs: every process ends within the deadline and reports which process hung, and where."""
 
 import signal
 import time
@@ -11,7 +11,7 @@ from tests.chaos.runs import Started, lines, with_deadline
 pytestmark = pytest.mark.chaos
 
 _DEADLINE, _GRACE = 15, 10
-# What hangs, in which of how many processes, and the words that must name the line.
+# Per hang: the number of processes, the process that hangs, the fault, and the text to report.
 _HANGS = {
     "loader": (1, 0, "loader=9:600", "waiting for the data of step"),
     "gil": (1, 0, "gil=9:600", "faulty.py"),
@@ -44,10 +44,10 @@ def test_hang(tmp_path, corpus, what, repeat):
         run.until(lambda: len(lines(run.workdir / "metrics.jsonl")) > 3 + repeat)
         run.processes[rank].send_signal(signal.SIGSTOP)
     else:
-        said = "barrier" if "barrier" in what else "saving" if "save" in what else "held up"
+        said = "barrier" if "barrier" in what else "saving" if "save" in what else "is delayed"
         run.until(lambda: f"chaos: {said}" in run.log(rank) or said in run.log(rank))
     if "loader" in what:
-        # It makes batches ahead: the loop misses one only after the save of step 8.
+        # Batches are made ahead, so the loop waits only after the save of step 8.
         run.until(lambda: any(e["event"] == "saving" and e["step"] == 8 for e in events(run)))
     began = time.monotonic()
     watched = [p for n, p in enumerate(run.processes) if what != "stopped" or n != rank]
@@ -55,8 +55,8 @@ def test_hang(tmp_path, corpus, what, repeat):
         codes = [p.wait(_DEADLINE + _GRACE - (time.monotonic() - began)) for p in watched]
     finally:
         run.kill()
-    # 200: it said so itself. 1: the lock was held, and faulthandler's thread did it. 134, or an
-    # error of a collective: the other process was gone first.
+    # 200: the watchdog. 1: faulthandler, because the interpreter lock was held. 134 or an error of
+    # a collective: the other process ended first.
     assert 200 in codes or what == "gil", (codes, run.log())
     assert 0 not in codes
     logs = [run.log(n) for n in range(processes)]
@@ -65,6 +65,6 @@ def test_hang(tmp_path, corpus, what, repeat):
         assert any(f"process {rank}" in log for log in logs), logs
     if what != "gil":
         assert any("hangs: no progress for" in log and ".py:" in log for log in logs)
-    # Who is stopped says nothing: the other one has its own stack to show.
+    # A stopped process prints nothing, so the stack of the other process is expected.
     stack = logs[0 if what == "stopped" else rank]
     assert "Current thread" in stack or "Thread 0x" in stack, logs

@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: the run goes on and ends with the bits of one that was never killed."""
+"""SIGKILL at any time: the run resumes and ends with the bits of an undisturbed run."""
 
 import dataclasses
 import random
@@ -38,7 +38,7 @@ def test_kills(tmp_path, corpus, request, processes, faults):
         starts = len(lines(events))
         run.until(lambda starts=starts, events=events: len(lines(events)) > starts, 240)
         if kills % 2:
-            # In the middle of a save: as soon as its files are there and its manifest is not.
+            # During a save: its files exist, and its manifest does not.
             root = run.workdir / "checkpoints"
 
             def is_saving(root=root) -> bool:
@@ -51,7 +51,7 @@ def test_kills(tmp_path, corpus, request, processes, faults):
                 time.sleep(0.001)
         else:
             time.sleep(draw.uniform(0, 4))
-        if any(p.poll() is not None for p in run.processes):  # it was faster: begin anew
+        if any(p.poll() is not None for p in run.processes):  # the run has finished: repeat
             assert run.finish() == [0] * processes, run.log()
             shutil.rmtree(tmp_path / "run")
             continue
@@ -71,7 +71,7 @@ def test_kills(tmp_path, corpus, request, processes, faults):
 
 @long_form
 def test_a_kill_between_commit_and_manifest(tmp_path, corpus):
-    """The step was never whole: the next start removes it and begins from the step before."""
+    """The step is incomplete: the next start removes it and resumes from the step before."""
     every = dataclasses.replace(CONFIG.checkpoint, every_steps=1000, every_minutes=0.01)
     config = dataclasses.replace(CONFIG, checkpoint=every)
     run = Started(

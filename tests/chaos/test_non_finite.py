@@ -1,4 +1,4 @@
-"""A batch that gives no number costs one update, and nothing else."""
+"""A batch with a loss of NaN costs one update, and nothing else."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.chaos
 
 
 @pytest.mark.parametrize("number", [1, 3, 10] if IS_LONG else [3])
-def test_exactly_these_updates_are_left_out(tmp_path, corpus, number):
+def test_exactly_these_updates_are_skipped(tmp_path, corpus, number):
     chosen = sorted(random.Random(number).sample(range(1, STEPS + 1), number))
     named = ",".join(map(str, chosen))
     run = Started(tmp_path / "run", corpus, faults=[f"nan={named}"])
@@ -32,18 +32,18 @@ def test_exactly_these_updates_are_left_out(tmp_path, corpus, number):
 
 def losses_or_none(run: Started) -> list[tuple]:
     text = (run.workdir / "metrics.jsonl").read_text()
-    # Strictly JSON: NaN is no part of it.
+    # Strict JSON has no NaN.
     rows = [json.loads(line, parse_constant=lambda name: 1 / 0) for line in text.splitlines()]
     found = [(r["step"], r.get("split", ""), r["loss"], r["mlm_loss"]) for r in rows]
     return sorted(found, key=lambda row: row[:2])
 
 
 @long_form
-def test_a_budget_that_is_spent(tmp_path, corpus):
+def test_too_many_skipped_updates_end_the_run(tmp_path, corpus):
     """Exit code 6; what is saved is finite, and a run with a larger budget resumes from it."""
     optimizer = dataclasses.replace(CONFIG.optimizer, max_skipped_updates=2)
     assert isinstance(optimizer, OptimizerConfig)
-    # The step that spends it is evaluated, and none that is saved anyway.
+    # The step that exceeds the limit has an evaluation, and no regular save.
     evaluation = dataclasses.replace(CONFIG.evaluation, every_steps=7)
     config = dataclasses.replace(CONFIG, optimizer=optimizer, evaluation=evaluation)
     faults = ["nan=5,6,7"]

@@ -1,6 +1,6 @@
-"""One process of several fails alone: its exit code survives, and the others end soon after it.
+"""One of several processes fails: its exit code is reported, and the other processes end soon.
 
-Each way of launching does what that code asks for.
+Each way of launching acts on this code.
 """
 
 import re
@@ -15,23 +15,23 @@ from tests.launch.cloud import in_shell
 pytestmark = pytest.mark.chaos
 
 _SECONDS = 20
-# Between more than two, gloo does not always notice who is gone: the heartbeat does.
+# With more than two processes gloo may miss a lost process; the heartbeat does not.
 _HEARTBEAT_SECONDS = 20
 # Before their first collective, gloo waits for 30 s for the processes to meet.
 _MEETING_SECONDS = 30
-# What a rank fails with, and the exit code of that as a shell has it.
+# Kinds of failure, and their exit codes in a shell.
 _KINDS = {"4": 4, "5": 5, "7": 7, "2": 2, "6": 6, "8": 8, "os": 7, "uncaught": 1, "kill": 137}
-# Processes, what one fails with, and which one.
+# Number of processes, kind of failure, failing rank.
 _CASES = [(2, kind, rank) for kind in ("4", "5", "7", "os", "uncaught") for rank in (0, 1)]
 _CASES += [(4, kind, rank) for kind in _KINDS for rank in (0, 3)]
 _SHORT = [(2, "4", 0), (2, "uncaught", 1)]
-# What the others crash with for that, or are ended by jax with.
+# Exit codes of the other processes: a crash, or ended by jax.
 _FOLLOWERS = {1, 134}
 
 
 @pytest.mark.parametrize(("processes", "kind", "rank"), _CASES if IS_LONG else _SHORT)
-def test_the_guilty_code_survives(tmp_path, corpus, processes, kind, rank):
-    """In the middle of training: the others are in a collective, or on their way to one."""
+def test_the_code_of_the_failed_rank_is_reported(tmp_path, corpus, processes, kind, rank):
+    """During training: the other processes are in a collective, or about to enter one."""
     seconds = _SECONDS if processes == 2 else _SECONDS + 2 * _HEARTBEAT_SECONDS
     fault = f"fails={kind}:9"
     ends_well(tmp_path, corpus, kind, rank, fault=fault, processes=processes, seconds=seconds)
@@ -40,7 +40,7 @@ def test_the_guilty_code_survives(tmp_path, corpus, processes, kind, rank):
 @long_form
 @pytest.mark.parametrize("rank", [0, 1])
 def test_before_the_first_step(tmp_path, corpus, rank):
-    """The other one waits to compare what they are about to do."""
+    """The other process waits for the comparison of programs."""
     seconds = _SECONDS + _MEETING_SECONDS
     ends_well(tmp_path, corpus, "4", rank, fault="unopened=4", seconds=seconds)
 
@@ -64,7 +64,7 @@ def ends_well(tmp_path, corpus, kind, rank, *, fault, seconds=_SECONDS, processe
     assert codes[rank] == guilty, run.log(rank)
     others = [code for other, code in enumerate(codes) if other != rank]
     assert set(others) <= _FOLLOWERS, codes
-    # Whoever was killed has no code of its own.
+    # A killed process has no exit code of the trainer.
     report = "\n".join(f"host-{number} {code}" for number, code in enumerate(codes))
     assert int(in_shell('verdict "$1"', report)) in (
         {guilty, *others} if guilty == 137 else {guilty}

@@ -26,13 +26,13 @@ _NAMED = r"process \d+ on \S+ trains in \S+; wait until it has ended"
 _SKEWS = itertools.cycle([(-60, 60), (0, 0), (60, -60), (60, 0)])
 
 
-# Its processes have imported the package already: each is a real one, and begins at once.
+# Processes of a fork server start at once, because the package is already imported.
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["tests.chaos.holder"])
 
 
 class Holder:
-    """A process of tests/chaos/holder.py, and when it reported what."""
+    """A process of tests/chaos/holder.py, and the times of its reports."""
 
     def __init__(self, workdir: str, *, skew: float = 0, address=""):
         variables = environment(address) if address else {}
@@ -62,8 +62,8 @@ class Holder:
 
 
 @pytest.mark.parametrize("place", ["folder", "bucket"])
-def test_of_two_at_once_one_holds_it(tmp_path, address, place):
-    """After a kill the next one holds a folder at once, and a bucket when the owner is stale."""
+def test_one_of_two_trainers_holds_the_workdir(tmp_path, address, place):
+    """After a kill, a folder is free at once, and a bucket when the lock has expired."""
     control(address, faults={}, latency=0.0, stream=0.0)
     refused, after_kill = [], []
     for trial in range(_TRIALS if place == "folder" else (_TRIALS + 4) // 5):
@@ -95,36 +95,8 @@ def test_of_two_at_once_one_holds_it(tmp_path, address, place):
         assert min(after_kill) > 10 and max(after_kill) < lock.SECONDS + 10
 
 
-@long_form
-@pytest.mark.parametrize("place", ["folder", "bucket"])
-def test_of_two_runs_one_trains(tmp_path, corpus, address, place):
-    """The real command; the one that trains is killed, and the next one resumes."""
-    control(address, faults={}, latency=0.0, stream=0.0)
-    workdir = "gs://bucket/two-runs" if place == "bucket" else str(tmp_path / "run")
-
-    def start(name: str) -> Started:
-        variables = environment(address)
-        return Started(tmp_path / name, corpus, faults=["step=0.3"], variables=variables,
-                       workdir=workdir)  # fmt: skip
-
-    two = [start("one"), start("other")]
-    while all(run.processes[0].poll() is None for run in two):
-        time.sleep(0.05)
-    loser = next(i for i, run in enumerate(two) if run.processes[0].poll() is not None)
-    assert two[loser].finish() == [2], two[loser].log()
-    (said,) = [line for line in two[loser].log().splitlines() if "error: " in line]
-    assert re.search(_NAMED, said)
-    assert f"process {two[1 - loser].processes[0].pid} " in said
-    winner = two[1 - loser]
-    winner.until(lambda: "new run" in winner.log())
-    winner.kill()
-    third = start(winner.directory.name)
-    third.until(lambda: third.log().count("parameters,") == 2)
-    third.kill()
-
-
 def test_a_trainer_that_lost_the_workdir_writes_nothing(tmp_path, corpus):
-    """At its next save it ends with code 2, and names the other one."""
+    """Its next save ends with code 2 and names the other trainer."""
     workdir = "gs://bucket/lost"
     with reached() as address:
         run = Started(tmp_path, corpus, faults=["step=0.3"], variables=environment(address),
@@ -143,7 +115,7 @@ def test_a_trainer_that_lost_the_workdir_writes_nothing(tmp_path, corpus):
 
 @long_form
 def test_several_processes_wait_for_a_dead_one(tmp_path, corpus, address):
-    """Process 0 waits for a minute, and the others for it."""
+    """Process 0 waits for a minute, and the other processes wait for process 0."""
     control(address, faults={}, latency=0.0, stream=0.0)
     dead = Holder("gs://bucket/several", address=address)
     assert dead.reports()[1] == "trains"
@@ -154,10 +126,10 @@ def test_several_processes_wait_for_a_dead_one(tmp_path, corpus, address):
     assert "waiting up to" in run.log()
 
 
-def test_other_commands_cost_no_row(tmp_path, corpus, finished, monkeypatch):
-    """The command is started twenty times more while a run in a bucket trains: each time it ends
-    with code 2, and the logs stay whole. Every process has its own local folder, so another machine
-    makes no difference."""
+def test_rejected_commands_lose_no_row(tmp_path, corpus, finished, monkeypatch):
+    """The command is repeated twenty times while a run in a bucket trains. Each repetition ends
+    with code 2, and the logs stay complete. Every process has its own local folder, as on another
+    machine."""
     workdir, held = "gs://bucket/again", tmp_path / "held"
     config = str(tiny_corpus.write_config(tmp_path / "config.json", CONFIG))
     monkeypatch.setattr(lock, "_GRACE_SECONDS", 0.1)
@@ -182,8 +154,8 @@ def test_other_commands_cost_no_row(tmp_path, corpus, finished, monkeypatch):
 
 @pytest.mark.parametrize("number", range(20 if IS_LONG else 2))
 def test_kills_between_parts(tmp_path, corpus, finished, number):
-    """SIGKILL at the upload of a part; another machine resumes, and its logs are whole:
-    each row once, with the bits of an undisturbed run."""
+    """SIGKILL at the upload of a part; another machine resumes. Its logs are complete: each row
+    once, with the bits of an undisturbed run."""
     workdir = f"gs://bucket/killed-{number}"
     where = ("storage:write_version", "manifest:write", "location:Location._upload")[number % 3]
     with reached() as address:

@@ -1,4 +1,4 @@
-"""SIGTERM at any moment, to any process: all of them save what they have and exit with 42."""
+"""SIGTERM at any time, to any process: all processes save and exit with 42."""
 
 import signal
 import time
@@ -12,7 +12,7 @@ from tests.chaos.runs import CONFIG, Started, lines, losses, state_digest
 pytestmark = pytest.mark.chaos
 
 _SECONDS = 20
-# Where SIGTERM comes, and what makes that moment long enough to be met.
+# The stage at which SIGTERM arrives, and the faults that make the stage last long enough.
 _MOMENTS = {
     "import": ["say=import"],
     "compile": ["say=compile"],
@@ -21,7 +21,7 @@ _MOMENTS = {
     "save": ["save=2"],
     "data": ["loader=9:60"],
 }
-# A process that waits for data holds up the others for as long: at most until they come.
+# A process that waits for data delays the other processes as long.
 _MOMENTS_OF_TWO = _MOMENTS | {"data": ["loader=9:5"]}
 _CASES = [
     (moment, processes, target, draw)
@@ -41,22 +41,22 @@ def test_sigterm(tmp_path, corpus, finished, moment, processes, target, draw):
     if moment == "train":
         run.until(lambda: len(lines(metrics)) >= 3 + 7 * draw)
     else:
-        said = {"save": "saving", "data": "is held up"}.get(moment, f"chaos: {moment}")
+        said = {"save": "saving", "data": "is delayed"}.get(moment, f"chaos: {moment}")
         often = 1 if moment in ("import", "compile", "data") else 1 + draw
-        # The manifest is written by process 0, whoever is told to go.
+        # Process 0 writes the manifest.
         teller = 0 if moment == "save" else target
         run.until(lambda: run.log(teller).count(said) >= often)
-        time.sleep(draw if often == 1 else 0)  # in the midst of it
+        time.sleep(draw if often == 1 else 0)  # during the stage
     last_row = max((row["step"] for row in lines(metrics)), default=0)
     began = time.monotonic()
     run.processes[target].send_signal(signal.SIGTERM)
     codes = run.finish(120)
     seconds = time.monotonic() - began
     assert codes == [42] * processes, run.log()
-    # While several compile, nobody can be asked.
+    # While several processes compile, they cannot agree on a step.
     assert seconds < _SECONDS or (processes == 2 and moment == "compile"), seconds
     there = checkpoint.steps(run.workdir)
-    assert max(there, default=0) >= last_row, "more than the step in hand is lost"
+    assert max(there, default=0) >= last_row, "more than the current step is lost"
     if moment == "train":
         (preempted,) = [e for e in lines(run.workdir / "events.jsonl") if e["event"] == "preempt"]
         assert preempted["step"] == max(there) == lines(metrics)[-1]["step"]
@@ -70,7 +70,7 @@ def test_sigterm(tmp_path, corpus, finished, moment, processes, target, draw):
 
 @pytest.mark.parametrize(("step", "moment"), [(4, "loader=4:60"), (24, "say=compile")])
 def test_sigterm_while_a_save_fails(tmp_path, corpus, step, moment):
-    """The step is saved that the message names: in the middle of a phase, and between two."""
+    """The message names the saved step, within a phase and between two phases."""
     number = step // CONFIG.checkpoint.every_steps
     run = Started(tmp_path / "run", corpus, faults=[f"late-failure={number}", moment])
     events = run.workdir / "events.jsonl"

@@ -1,7 +1,7 @@
-"""Ctrl-C, SIGTERM and a closed terminal at twelve moments and more of the verbs that take long.
+"""Ctrl-C, SIGTERM and a closed terminal at many stages of the long verbs.
 
-One line, the documented code, nothing lost, the same command goes on; two seconds where no step is
-longer.
+The command prints one line, exits with the documented code within two seconds or a step, loses
+nothing, and resumes when it is repeated.
 
 BERT_JAX_CHAOS=long python -m pytest tests/chaos/test_signals.py -rP
 """
@@ -27,14 +27,14 @@ from tests.limits import HUNG
 
 pytestmark = pytest.mark.chaos
 
-# In the sample, others run beside it on the same cores.
+# Other tests share the cores in the short form.
 _SECONDS = 2.0 if IS_LONG else 6.0
 _ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 42, signal.SIGHUP: 42}
 _LINE = re.compile(r"interrupted|received SIGTERM|the terminal was closed \(SIGHUP\)")
-# The line of a process that needs longer than a second comes before the last one.
+# A process that needs more than a second prints this line first.
 _WAITS = "saves and ends after this"
-# (verb, moment) -> what makes it long enough to be met, and what is said of what is kept.
+# (verb, stage) -> the fault that makes the stage last, and the text about what is kept.
 _PREPARE = "bert_jax.data.corpus"
 _PARTS, _NOTHING = "the same command resumes with the parts", "nothing was saved"
 _RUNS = "the runs that have ended are kept"
@@ -159,7 +159,7 @@ def test_a_signal(tmp_path, corpus, finished, files, verb, moment, number):
     if moment != "close":
         assert code == _CODES[number], said
         lines = [line for line in said.splitlines() if _LINE.search(line) and _WAITS not in line]
-        # A run of a study says it, too.
+        # The run of a study prints it as well.
         assert len(lines) == 1 or verb == "study", said
         assert lines and re.search(kept, lines[-1]), said
     assert "Traceback" not in said and "Error" not in said, said
@@ -188,8 +188,8 @@ def test_a_signal(tmp_path, corpus, finished, files, verb, moment, number):
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_terminal_that_closes(tmp_path, corpus, finished, files, is_told):
-    """A run that is told saves and ends. One in the background of a shell is not told: it trains on
-    to its end, although nothing can be written there any more.
+    """A run that gets SIGHUP saves and ends. A background run of a shell gets no signal, and trains
+    to its end although its terminal is closed.
     """
     output, log = tmp_path / "output", tmp_path / "log"
     words = command("pretrain", files, output, corpus, finished)

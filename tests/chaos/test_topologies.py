@@ -1,4 +1,4 @@
-"""Saved on one arrangement of processes and devices, resumed on another: the same run."""
+"""Saved on one arrangement of processes and devices, resumed on another: the same losses."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ _RESUMED = [(1, 1), (1, 8), (2, 2), (4, 1)] if IS_LONG else [(1, 1)]
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory, corpus):
-    """For each arrangement: the whole run, and one that was killed after its first saves."""
+    """Per arrangement: a whole run, and a run that was killed after its first saves."""
     import shutil
 
     found = {}
@@ -55,14 +55,14 @@ def test_resumed_elsewhere(tmp_path, corpus, halves, saved, resumed):
     if saved == resumed:
         assert found == whole and state_digest(run.workdir) == digest
     for ours, theirs in zip(found, whole, strict=True):
-        # Of an evaluation before training has settled, too: the masks are the same.
+        # Evaluations as well: the masks are the same.
         assert ours[2] == pytest.approx(theirs[2], rel=1e-5), ours
     assert max(row[0] for row in found) == sum(phase.steps for phase in CONFIG.phases)
 
 
 @long_form
 def test_eight_processes_of_eight_devices(tmp_path, corpus):
-    """As many as a slice of 64 devices has: all take the same steps, and all end well."""
+    """As on a slice of 64 devices: all processes make the same steps and exit with 0."""
     phase = PhaseConfig(sequence_length=32, steps=6, global_batch_size=64, max_predictions=5)
     narrow = dataclasses.replace(
         CONFIG,
