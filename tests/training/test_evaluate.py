@@ -81,7 +81,7 @@ def by_hand(params, corpus, *, num_examples: int) -> dict[str, float]:
     return result | {"perplexity": math.exp(result["mlm_loss"])}
 
 
-@pytest.mark.parametrize("devices, batch_size", [(1, 7), (1, 64), (8, 7), (8, 64)])
+@pytest.mark.parametrize("devices, batch_size", [(1, 7), (8, 64)])
 def test_the_numbers_are_those_of_the_definition(params, corpus, devices, batch_size):
     """50 examples divide by none of these batches: the last is filled with what counts for 0."""
     expected = by_hand(params, corpus, num_examples=50)
