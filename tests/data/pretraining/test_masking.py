@@ -1,7 +1,6 @@
 """Masked tokens: how many, which, and what stands in their place."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -164,25 +163,6 @@ def test_a_row_depends_on_its_own_number_alone():
     part = mask(ids[10:20], lengths[10:20], first=1010)
     for name, array in whole.items():
         assert np.array_equal(array[10:20], part[name])
-
-
-def test_another_number_or_key_is_another_draw():
-    lengths = np.full(64, 128)
-    ids = make_rows(lengths, 128)
-    first = mask(ids, lengths)["mlm_positions"]
-    for other in (mask(ids, lengths, first=64), mask(ids, lengths, key=2)):
-        # Two draws of 19 of 125 share 2.9 on average.
-        pairs = zip(first, other["mlm_positions"], strict=True)
-        shared = np.mean([np.isin(a, b).sum() for a, b in pairs])
-        assert shared < 6
-
-
-def test_long_rows_and_other_shares():
-    lengths = np.full(500, 512)
-    options = replace(DataConfig(), masked_lm_prob=0.3)
-    masked = mask(make_rows(lengths, 512), lengths, max_predictions=160, options=options)
-    assert (masked["mlm_weights"].sum(axis=1) == 154).all()  # round(153.6)
-    assert masked["mlm_positions"].max() > 500
 
 
 def test_a_run_says_that_it_has_too_little_room(corpus, tmp_path, monkeypatch, capsys):

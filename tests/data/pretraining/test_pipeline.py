@@ -121,32 +121,6 @@ def test_batches_keep_the_table():
         )
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("input_ids", lambda x: x.astype(np.int64)),
-        ("input_ids", lambda x: x[:, :-1]),
-        ("input_ids", lambda x: x - 10),
-        ("mlm_targets", lambda x: x + 10**6),
-        ("mlm_weights", lambda x: x / 2),
-        ("mlm_weights", lambda x: x[:, ::-1]),
-        ("mlm_positions", lambda x: x * 0),
-        ("mlm_positions", lambda x: x * 0 + np.arange(27, 32, dtype=np.int32)),
-        ("sequence_ids", lambda x: x * 0),
-        ("nsp_labels", lambda x: x + 2),
-    ],
-)
-def test_the_table_notices(name: str, change: Callable[[np.ndarray], np.ndarray]):
-    split = make_split()
-    batch = make_pipeline(split).batch_at(0, range(16))
-    assert (batch["mlm_weights"].sum(axis=1) < 5).any()  # so that reversed weights differ
-    batch[name] = change(batch[name])
-    with pytest.raises(AssertionError):
-        check_batch(
-            batch, rows=16, sequence_length=32, max_predictions=5, vocab_size=vocab_size(split)
-        )
-
-
 def test_rows_are_pairs_of_the_corpus():
     split = make_split()
     pipeline = make_pipeline(split)
@@ -182,17 +156,13 @@ def test_a_batch_touches_no_batch_before_it():
         assert_same(backwards.batch_at(step, range(16)), batches[step])
 
 
-def test_shards_make_no_difference():
-    batches = [
-        make_pipeline(make_split(num_shards=shards)).batch_at(2, range(16)) for shards in (1, 5)
-    ]
-    assert_same(*batches)
-
-
-def test_the_seed_makes_a_difference():
-    split = make_split()
-    batches = [make_pipeline(split, seed=seed).batch_at(0, range(16)) for seed in (0, 1)]
-    assert (batches[0]["input_ids"] != batches[1]["input_ids"]).mean() > 0.5
+def test_the_seed_decides_and_shards_do_not():
+    one, same, other = (
+        make_pipeline(make_split(num_shards=shards), seed=seed).batch_at(2, range(16))
+        for shards, seed in ((1, 0), (5, 0), (1, 1))
+    )
+    assert_same(one, same)
+    assert (one["input_ids"] != other["input_ids"]).mean() > 0.5
 
 
 def test_shares_over_a_large_sample():
@@ -226,23 +196,16 @@ def test_shares_over_a_large_sample():
 # --- epochs and phases ---------------------------------------------------------------------------
 
 
-def test_an_epoch_shows_every_pair_once():
+def test_an_epoch_shows_every_pair_of_its_plan_once():
     split = make_split()
     pipeline = make_pipeline(split)
     first, second = steps_of_epoch(pipeline, split, 2, 16)
     assert len(set(first)) == len(first) == epoch_size(split)
     assert first != sorted(first)
-    # The second epoch has pairs of its own, and repeats one only if it has fewer than the first.
+    assert set(first) == rows_of_plan(split, stream_of(split, DataConfig(), SMALL).plans.get(0))
+    # The second epoch repeats a pair only if it has fewer than the first.
     assert len(set(second) & set(first)) < 0.2 * len(first)
     assert len(set(second)) > 0.9 * len(second)
-
-
-def test_every_pair_is_one_of_the_plan():
-    split = make_split()
-    pipeline = make_pipeline(split)
-    (rows,) = steps_of_epoch(pipeline, split, 1, 16)
-    plan = stream_of(split, DataConfig(), SMALL).plans.get(0)
-    assert set(rows) == rows_of_plan(split, plan)
 
 
 def test_masks_are_fresh_every_epoch_and_phase():
@@ -311,13 +274,13 @@ def test_phases_follow_each_other():
         pipeline.batch_at(204, range(1))
 
 
-def test_one_thread_computes_what_several_ask_for():
+def test_one_thread_computes_a_plan_and_two_plans_are_kept():
     calls, release = [], threading.Event()
 
     def plan(epoch: int) -> range:
         calls.append(epoch)
-        release.wait(10)
-        return range(epoch)
+        release.wait(HUNG)
+        return range(epoch + 1)
 
     cache = EpochCache(plan)
     results: list[range] = []
@@ -329,63 +292,32 @@ def test_one_thread_computes_what_several_ask_for():
         thread.join()
     assert calls == [3]
     assert len(results) == 4 and all(result is results[0] for result in results)
-
-
-def test_two_plans_are_kept():
-    calls = []
-
-    def plan(epoch: int) -> range:
-        calls.append(epoch)
-        return range(epoch + 1)
-
-    cache = EpochCache(plan)
     for epoch in (0, 1, 0, 1, 2, 1, 0):
         assert len(cache.get(epoch)) == epoch + 1
-    assert calls == [0, 1, 2, 0]
+    assert calls == [3, 0, 1, 2, 0]
 
 
-def test_a_failed_plan_is_tried_again():
-    calls = []
-
-    def plan(epoch: int) -> range:
-        calls.append(epoch)
-        if len(calls) == 1:
-            raise OSError("disk gone")
-        return range(1)
-
-    cache = EpochCache(plan)
-    with pytest.raises(OSError, match="disk gone"):
-        cache.get(0)
-    assert len(cache.get(0)) == 1
-
-
-def test_a_plan_is_computed_in_the_background():
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_a_plan_that_fails_raises_when_it_is_used_and_is_tried_again(is_ahead):
+    """Also a plan that was computed in the background."""
     calls, computed = [], threading.Event()
 
     def plan(epoch: int) -> range:
         calls.append(epoch)
         computed.set()
-        return range(epoch)
+        if len(calls) <= 1 + is_ahead:
+            raise OSError("disk gone")
+        return range(1)
 
     cache = EpochCache(plan)
-    cache.begin(3)
-    assert computed.wait(HUNG)
-    cache.begin(3)
-    assert cache.get(3) == range(3) and calls == [3]
-
-
-def test_a_plan_that_fails_in_the_background_raises_when_it_is_used():
-    failed = threading.Event()
-
-    def plan(epoch: int) -> range:
-        failed.set()
-        raise OSError("disk gone")
-
-    cache = EpochCache(plan)
-    cache.begin(0)
-    assert failed.wait(HUNG)
+    if is_ahead:
+        cache.begin(0)
+        assert computed.wait(HUNG)
     with pytest.raises(OSError, match="disk gone"):
         cache.get(0)
+    assert cache.get(0) == range(1) and len(calls) == 2 + is_ahead
+    cache.begin(0)
+    assert cache.get(0) == range(1) and len(calls) == 2 + is_ahead
 
 
 def test_the_next_epoch_is_planned_ahead(monkeypatch):
@@ -437,10 +369,8 @@ def test_evaluation_is_the_same_in_batches_of_any_size():
 
 
 def test_evaluation_of_a_small_split_uses_all_of_it():
-    split = make_split(8)
-    evaluation = make_evaluation(split, num_examples=10_000)
-    batches = [evaluation.batch_at(i, range(16)) for i in range(evaluation.num_batches)]
-    rows = join(batches)
+    evaluation = make_evaluation(make_split(8), num_examples=10_000)
+    rows = join([evaluation.batch_at(i, range(16)) for i in range(evaluation.num_batches)])
     real = rows["nsp_weights"][:, 0] == 1
     assert real.sum() == evaluation.num_examples < 200
     assert len({tuple(row) for row in restored(rows)[real].tolist()}) == evaluation.num_examples
@@ -575,13 +505,4 @@ def test_tf_data_raises_what_the_batch_raised():
     batches = batches_by_tf_data(batch_at, 0, 10, rows=4)
     assert len([next(batches) for _ in range(3)]) == 3
     with pytest.raises(Broken, match="step 3"):
-        next(batches)
-
-
-def test_tf_data_refuses_a_batch_of_another_shape():
-    import tensorflow as tf
-
-    pipeline = make_pipeline(make_split())
-    batches = batches_by_tf_data(lambda step: pipeline.batch_at(step, range(4)), 0, 2, rows=8)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[4,\d+\].*\[8,\d+\]"):
         next(batches)

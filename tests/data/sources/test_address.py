@@ -72,23 +72,17 @@ def test_one_fingerprint(tmp_path, memory, bucket):
 
 
 @pytest.mark.parametrize(
-    "name", ["../up.txt", "a/../../up.txt", "a//b.txt", "a\\b.txt", "a\nb.txt"]
+    "name",
+    ["/data/../up.txt", "/data/a/../../up.txt", "/data/a//b.txt", "/data/a\nb.txt", "/other/a.txt"],
 )
 @pytest.mark.parametrize("source", ["memory://data", "memory://data/*.txt"])
 def test_a_name_that_leads_out_of_its_folder_is_refused(monkeypatch, memory, name, source):
     memory.pipe_file("/data/good.txt", b"text")
-    found = {path: {"type": "file"} for path in ("/data/good.txt", f"/data/{name}")}
+    found = {path: {"type": "file"} for path in ("/data/good.txt", name)}
     monkeypatch.setattr(MemoryFileSystem, "find", lambda *_, **__: list(found))
     monkeypatch.setattr(MemoryFileSystem, "glob", lambda *_, **__: found)
     with pytest.raises(UsageError, match="is no name of a file inside of it"):
         find_files(source)
-
-
-def test_a_name_from_another_folder_is_refused(monkeypatch, memory):
-    memory.pipe_file("/data/good.txt", b"text")
-    monkeypatch.setattr(MemoryFileSystem, "find", lambda *_, **__: ["/other/a.txt"])
-    with pytest.raises(UsageError, match="is no name of a file inside of it"):
-        find_files("memory://data")
 
 
 @pytest.mark.parametrize(
@@ -182,14 +176,6 @@ def test_a_bucket_is_asked_for_large_pieces(bucket):
     with pytest.raises(UsageError, match="not JSON"):
         list(read_documents(["gs://bucket/once.jsonl.gz"]))
     assert control(bucket).get("media", 0) == 1
-
-
-def test_nothing_is_said_of_the_kind_of_bucket(bucket, capfd):
-    fsspec.filesystem("gs").pipe_file("bucket/quiet/a.txt", b"text")
-    capfd.readouterr()
-    address.file_system.cache_clear()
-    assert len(list(read_documents(["gs://bucket/quiet"]))) == 1
-    assert capfd.readouterr().err == ""
 
 
 def test_a_bucket_that_fails_once_is_asked_again(bucket):
