@@ -162,7 +162,7 @@ def test_damage_of_a_packed_file_is_named(tmp_path, packing):
         ("a.jsonl", b"{}\n", "line 1: no column 'text', only empty objects"),
         ("a.parquet", b"PAR1", "a.parquet: damaged parquet file ("),
         ("a.arrow", b"ARROW1", "a.arrow: damaged Arrow file ("),
-        ("a.parquet.gz", gzip.compress(b"PAR1"), "a.parquet.gz: unpack it first"),
+        ("a.parquet.zst", PACKERS[".zst"](b"PAR1"), "a.parquet.zst: unpack it first"),
         ("a.fa", b"ACGT\n>a\nAC\n", "line 1: a FASTA record begins with a line >NAME"),
         ("a.wet", b"The cat.\n", "a.wet: is no WARC file"),
         ("a.txt", warc("warcinfo", b"a"), "is a WARC file: let its name end in .warc or .wet"),
