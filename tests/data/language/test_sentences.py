@@ -43,6 +43,7 @@ _SENTENCES = {
     "pl": [
         "Prof. Nowak mieszka w Krakowie. | Zna go każdy.",
         "Czy to prawda? | Tak! | Oczywiście.",
+        "To jest dom, a to jest las. | Nie wiem, jak się to robi.",
     ],
     "el": [
         "Πού πας; | Πάω στο σχολείο.",
