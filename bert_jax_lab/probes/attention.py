@@ -1,11 +1,10 @@
 """Queries, keys, scores and weights of every head, as a model computes them for given texts.
 
-What computes attention gets the queries and keys after any rotation, what positions add to the
-scores, and the mask: one that notes them down and then computes as `plain` does sees all there is,
-for every kind of position and of block. So the model has no code for it.
+The probe replaces the function that computes attention. The function gets the queries and keys
+after any rotation, the scores that positions add, and the mask, for every kind of position and of
+block; the replacement records them, and computes as `plain` does. So the model has no code for it.
 
-Dims: N layers, H heads, L tokens (those of the queries), S the same (those of the keys), K head
-size.
+Dims: N layers, H heads, L tokens of the queries, S tokens of the keys (S = L), K head size.
 """
 
 import dataclasses
@@ -35,11 +34,10 @@ from bert_jax.training import device_feed
 class Attention:
     """The attention of some layers to one row, which may hold several sequences.
 
-    `query` and `key` float32 `[N, H, L, K]`, after any rotation; `position` float32 `[N, H, L, L]`
-    is what positions add to the scores (divided by sqrt(K) where the model does so), None where
-    they add nothing. `seen` bool `[N, L, L]`: whether the query of the row sees the key of the
-    column. `sequence_ids` and `position_ids` int32 `[L]`. `is_cls` and `is_sep` bool `[L]`.
-    `layers` counts from 1.
+    `query` and `key` float32 `[N, H, L, K]`, after any rotation; `position` float32 `[N, H, L, L]`,
+    the scores that positions add (divided by sqrt(K) if the model does so), or None. `seen` bool
+    `[N, L, L]`: whether the query of the row sees the key of the column. `sequence_ids` and
+    `position_ids` int32 `[L]`. `is_cls` and `is_sep` bool `[L]`. `layers` counts from 1.
     """
 
     tokens: tuple[str, ...]
@@ -67,9 +65,8 @@ class Attention:
         return query @ np.swapaxes(key, 1, 2) / np.sqrt(self.head_size)
 
     def scores(self, layer: int) -> np.ndarray:
-        """Returns the scores before softmax, float64 `[H, L, L]`, with what positions add.
-
-        They are -inf for keys that a query does not see.
+        """Returns the scores before softmax, float64 `[H, L, L]`: -inf for keys that are not
+        seen.
         """
         scores = self.products(layer)
         if self.position is not None:
@@ -83,59 +80,42 @@ class Attention:
         return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class HeadStatistics:
-    """One head in four numbers, each a mean over all queries of the row.
+def statistics(attention: Attention) -> list[dict[str, Any]]:
+    """Returns one object per head, layer after layer; `layer` and `head` count from 1.
 
-    `cls_share` and `sep_share` are the shares of the weights on [CLS] and [SEP]; `mean_distance`
-    is that of the keys from the query in tokens, `entropy` that of the weights in nats (Clark et
-    al. 2019, sections 3 and 4). `layer` and `head` count from 1.
+    Each number is a mean over all queries of the row: `cls_share` and `sep_share`, the weights on
+    [CLS] and [SEP]; `mean_distance`, the distance of the keys in tokens; `entropy`, the entropy of
+    the weights in nats (Clark et al. 2019, sections 3 and 4).
     """
-
-    layer: int
-    head: int
-    cls_share: float
-    sep_share: float
-    mean_distance: float
-    entropy: float
-
-
-def statistics(attention: Attention) -> list[HeadStatistics]:
-    """Returns the statistics of all heads, layer after layer."""
     place = attention.position_ids
     distance = np.abs(place[:, None] - place[None, :])
     found = []
     for index, layer in enumerate(attention.layers):
         weights = attention.weights(index)
         surprise = -np.log(np.where(weights > 0, weights, 1.0))
-        numbers = (
-            weights[:, :, attention.is_cls].sum(axis=-1),
-            weights[:, :, attention.is_sep].sum(axis=-1),
-            (weights * distance).sum(axis=-1),
-            (weights * surprise).sum(axis=-1),
-        )
-        means = np.stack([number.mean(axis=-1) for number in numbers], axis=-1)
-        found += [
-            HeadStatistics(layer, head, *map(float, row)) for head, row in enumerate(means, 1)
-        ]
+        numbers = {
+            "cls_share": weights[:, :, attention.is_cls].sum(axis=-1),
+            "sep_share": weights[:, :, attention.is_sep].sum(axis=-1),
+            "mean_distance": (weights * distance).sum(axis=-1),
+            "entropy": (weights * surprise).sum(axis=-1),
+        }
+        for head in range(attention.num_heads):
+            means = {name: float(number[head].mean()) for name, number in numbers.items()}
+            found.append({"layer": layer, "head": head + 1} | means)
     return found
 
 
 class AttentionProbe:
-    """Reads the attention of a checkpoint; compiles once for each length.
-
-    It computes in float32, whatever type the run computes in.
-    """
+    """Reads the attention of a checkpoint, in float32; compiles once for each length."""
 
     def __init__(self, source: LoadedCheckpoint, tokenizer: Tokenizer):
         config = source.config
         score = getattr(config.model.mixer, "score", SelfAttentionOptions.score)
         if SCORES[score].is_added:
             raise UsageError(
-                f"model.mixer.score is {score}: it is no product of a query and a key, which "
-                "is what is shown"
+                f"model.mixer.score is {score}: only products of queries and keys can be shown"
             )
-        # One pass, written out: what is noted down must not lie in a loop or in a backward pass.
+        # Unrolled and without rematerialization, so that the recorded arrays are not in a loop.
         compute = dataclasses.replace(
             config.compute, dtype="float32", remat="none", layers="unroll"
         )
@@ -164,7 +144,7 @@ class AttentionProbe:
                 raise UsageError(
                     f"model.mixer is {config.model.mixer.kind}: it has no attention to show"
                 )
-            # All of it on all devices: a process can read what its own devices have.
+            # Replicated, since a process can read only the parts on its own devices.
             return {
                 name: jnp.stack([jax.reshard(noted[name], jax.P())[0] for noted in seen])
                 for name in seen[0]
@@ -177,16 +157,15 @@ class AttentionProbe:
     ) -> Attention:
         """Returns the attention to a text, or to two texts as a pair.
 
-        With `packed`, each text, of which there may be any number, is a sequence of its own, as in
-        the packed rows of pre-training. `layers` chooses some, from 1; all by default. Raises
-        UsageError if there is no text, one is empty, they have more tokens than the model has
-        positions, or there is no such layer.
+        With `packed`, any number of texts are sequences of one row, as in the packed rows of
+        pre-training. `layers` chooses layers, from 1; the default is all. Raises UsageError for no
+        text, an empty text, more tokens than the model has positions, or an unknown layer.
         """
         chosen = self._chosen(layers)
         row = self._row(texts, packed)
         length = len(row["input_ids"])
-        # Filled up with padding, which nobody sees, so that few lengths are compiled; and with
-        # copies, since the rows of a batch lie over all devices.
+        # Padded, so that few lengths are compiled, and repeated, since the rows of a batch are
+        # partitioned over all devices.
         extra = -length % 8
         batch = {
             name: np.tile(np.pad(ids, (0, extra)), (self._mesh.size, 1))
@@ -202,7 +181,7 @@ class AttentionProbe:
         require_finite([noted["query"], noted["key"]])
         position = noted.get("position")
         if position is not None:
-            # Some kinds add the same in all heads or to all rows; here each has its own.
+            # Some kinds add equal scores in all heads or to all rows.
             shape = (*noted["query"].shape[:2], length + extra, length + extra)
             position = np.broadcast_to(position, shape)[:, :, :length, :length]
         special = self._tokenizer.special
@@ -248,13 +227,12 @@ class AttentionProbe:
             sequences = [[([special.cls, *first, special.sep, *between], 0)]]
             sequences[0] += [([*ids, special.sep], 1) for ids in second]
         columns: list[tuple[int, int, int, int]] = []
-        # A model with one token type has no second one, as RoBERTa, or none at all.
+        # A model such as RoBERTa has one token type, or none.
         last_type = max(0, self._source.config.model.type_vocab_size - 1)
         for number, segments in enumerate(sequences, 1):
             typed = [(id_, min(kind, last_type)) for ids, kind in segments for id_ in ids]
             columns += [(id_, kind, place, number) for place, (id_, kind) in enumerate(typed)]
         limit = self._source.config.model.max_position_embeddings
-        # A row is as long as the model may read, packed or not.
         if len(columns) > limit:
             raise UsageError(
                 f"the text has {len(columns)} tokens, the model {limit} positions; shorten it"

@@ -1,7 +1,8 @@
-"""The attention to one row as an object for JSON: in full, or as compact as a page needs it.
+"""The attention to one row as an object for JSON: in full, or compact for a page.
 
-Both say the same numbers. Queries, keys and what positions add are stored once, exactly or in two
-bytes a number, and all others are made of what is stored: here in NumPy, in the page by its script.
+Both have the same numbers. Queries, keys and the scores that positions add are stored once, exactly
+or in two bytes per number; all other numbers are computed from the stored numbers, here in NumPy
+and on the page by its script.
 """
 
 import base64
@@ -12,20 +13,20 @@ import numpy as np
 
 from bert_jax_lab.probes.attention import Attention, statistics
 
-# Bytes up to which arrays are stored as float32, and beyond which in half of that: a page of
-# BERT-Base has some 6 MB for 128 tokens, and would have 13.
+# Larger arrays, in bytes, are stored as int16: a page of BERT-Base has 6 MB for 128 tokens, and
+# would have 13.
 _EXACT = 3_000_000
-# What numbers are rounded to where they are written out.
+# Decimals of the numbers that are written out.
 _DECIMALS = 6
-# The largest of the numbers of a vector, in two bytes.
+# The largest number of a vector, in two bytes.
 _MOST = 32767
 
 
 class AttentionDocument:
-    """All that is known about a row. `attention` has the numbers as they are stored."""
+    """The attention to a row; `attention` has the numbers as they are stored."""
 
     def __init__(self, attention: Attention, *, about: dict[str, Any]):
-        """`about` is put at the beginning of both forms: plain values that say whose it is."""
+        """`about` is the beginning of both forms: plain values about the model and the texts."""
         arrays = {"query": attention.query, "key": attention.key}
         if attention.position is not None:
             arrays["position"] = _once(attention.position)
@@ -35,7 +36,7 @@ class AttentionDocument:
         for name, array in arrays.items():
             self._arrays[name], decoded[name] = stored(array, exact=is_exact)
         self._seen = None
-        # Else the ids say it, as in every model without a window.
+        # Without a window, the sequence ids determine the mask.
         ids = attention.sequence_ids
         if (attention.seen != (ids[:, None] == ids[None, :])).any():
             kinds = np.unique(attention.seen, axis=0)
@@ -52,12 +53,13 @@ class AttentionDocument:
             assert attention.position is not None
             decoded["position"] = np.broadcast_to(decoded["position"], attention.position.shape)
         self.attention = dataclasses.replace(attention, **decoded)
-        self.statistics = [dataclasses.asdict(head) for head in statistics(self.attention)]
-        for head in self.statistics:
-            head |= {name: round(value, _DECIMALS) for name, value in head.items()}
+        self.statistics = [
+            {name: round(value, _DECIMALS) for name, value in head.items()}
+            for head in statistics(self.attention)
+        ]
         self._head = about | {
             "stored_as": "float32" if is_exact else "int16",
-            # By how much a weight is off for that, at most.
+            # The largest error of a weight.
             "weights_within": _rounded(
                 max(
                     np.abs(attention.weights(layer) - self.attention.weights(layer)).max()
@@ -72,9 +74,9 @@ class AttentionDocument:
         }
 
     def compact(self) -> dict[str, Any]:
-        """Returns what a page needs: stored arrays, the statistics of heads, and `seen` where a
-        token does not see all of its sequence: `kinds` of masks, "1" for a key that is seen, and
-        which of them each of the `layers` has.
+        """Returns the stored arrays, the statistics of heads, and, for layers with a window,
+        `seen`: the `kinds` of masks, "1" for a key that is seen, and the kind of each of the
+        `layers`.
         """
         layers = list(self.attention.layers)
         position = self._arrays.get("position")
@@ -87,11 +89,12 @@ class AttentionDocument:
         )
 
     def in_full(self) -> dict[str, Any]:
-        """Returns all numbers, rounded to six decimals; null is a score of a key that is not seen.
+        """Returns all numbers, rounded to six decimals; the score of a key that is not seen is
+        null.
 
-        For each head `query` and `key` `[L][K]`; `query_key`, q.k / sqrt(K); `position`, what
-        positions add, or null; `scores`, the sum of the two; and `weights`, their softmax: each
-        `[L][L]`, a row for each query. The elementwise product is a `query` times a `key`.
+        For each head `query` and `key` `[L][K]`; `query_key`, q.k / sqrt(K); `position`, the scores
+        that positions add, or null; `scores`, the sum of the two; and `weights`, their softmax:
+        each `[L][L]`, a row per query.
         """
         found, heads = self.attention, iter(self.statistics)
         layers = []
@@ -119,7 +122,7 @@ class AttentionDocument:
 
 
 def _once(position: np.ndarray) -> np.ndarray:
-    """Returns what all layers add, once where it is the same in each: `[1, H, L, L]`."""
+    """Returns the scores that positions add, `[1, H, L, L]` if they are equal in all layers."""
     is_shared = all(np.array_equal(position[0], layer) for layer in position[1:])
     return position[:1] if is_shared else position
 
@@ -129,12 +132,11 @@ def _rounded(x: Any) -> Any:
 
 
 def stored(array: np.ndarray, *, exact: bool) -> tuple[dict[str, Any], np.ndarray]:
-    """Returns an array float32 `[..., K]` as an object for JSON, and decoded again: numbers that
-    are made of what comes back are those of the page.
+    """Returns an array float32 `[..., K]` as an object for JSON, and the decoded array.
 
-    Exact, `data` is the base64 of its little-endian float32. Else each vector, the last dim, has a
-    float32 in `scales`, and `data` is int16: a number is off by at most 1/65,534 of the largest one
-    of its vector. `type` says which, `shape` the shape.
+    If `exact`, `data` is the base64 of little-endian float32. Otherwise each vector, the last dim,
+    has a float32 in `scales`, and `data` is int16: the error of a number is at most 1/65,534 of the
+    largest number of its vector. `type` and `shape` describe the array.
     """
     array = np.ascontiguousarray(array, np.float32)
     described: dict[str, Any] = {"shape": list(array.shape)}
