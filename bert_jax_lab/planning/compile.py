@@ -8,7 +8,6 @@ import functools
 import hashlib
 import re
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +76,6 @@ class Compiled:
     cycles: int
     exposed_cycles: int
     collectives: tuple[Traffic, ...]
-    compile_seconds: float
 
 
 def make_mesh(config: TrainConfig, topology: Topology) -> Mesh:
@@ -134,7 +132,7 @@ def _batch(config: TrainConfig, shape: PhaseConfig, mesh: Mesh) -> tuple[Any, An
 def _compiled(
     lower: Callable[[], Any], *, sizes: dict, mesh: Mesh, topology: Topology, title: str
 ) -> Compiled:
-    began, chip = time.monotonic(), topology.chip
+    chip = topology.chip
     with ticking(f"compiling for {topology.name}: {title}"):
         lowered = lower()
         options = compiler_options.for_platform("tpu")
@@ -165,7 +163,6 @@ def _compiled(
         cycles=round(cost.cycles),
         exposed_cycles=round(cost.exposed),
         collectives=collectives.traffic(cost.collectives, mesh=mesh, chip=chip),
-        compile_seconds=time.monotonic() - began,
     )
     return _KNOWN[key]
 

@@ -81,7 +81,6 @@ class PhasePlan:
     host_rows_needed: float | None = None  # per second and host
     evaluation: EvaluationPlan | None = None
     saving: SavePlan | None = None
-    compile_seconds: float | None = None
     remedy: str | None = None
 
 
@@ -202,7 +201,6 @@ def phase_plan(config: TrainConfig, number: int, *, mesh: Any, topology: Topolog
         host_rows_needed=host_rows(mesh, phase.global_batch_size) / seconds,
         evaluation=_evaluation_plan(config, number, evaluated, shape, topology),
         saving=save_plan(config, seconds, hosts=topology.hosts, mesh=mesh),
-        compile_seconds=trained.compile_seconds + evaluated.compile_seconds,
     )
 
 

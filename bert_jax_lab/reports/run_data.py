@@ -165,8 +165,8 @@ def _seen(
     (positions,) = columns.positions([step])
     seen: dict[str, Any] = {"positions": positions, "tokens": None, "epochs": None}
     # Only packed rows have a record of their padding.
-    shares = [row.get("padding") for row in training]
-    if training and None not in shares:
+    shares = [row["padding"] for row in training if row.get("padding") is not None]
+    if shares and len(shares) == len(training):
         padding = statistics.fmean(shares, [row.get("steps", 1) for row in training])
         seen["tokens"] = round(positions * (1 - padding))
     in_corpus = ((stored.get("corpus") or {}).get("train") or {}).get("tokens")

@@ -224,7 +224,6 @@ _COMPILED = compile.Compiled(
     cycles=0,
     exposed_cycles=0,
     collectives=(),
-    compile_seconds=0.0,
 )
 
 
