@@ -339,8 +339,9 @@ class Children:
             self._child = None
             self._show(read.read(), show)
             read.seek(max(start, read.seek(0, os.SEEK_END) - _TAIL))
-            reason = _reason(read.read().decode(errors="replace"))
-        if self._heard is not None and reason.startswith("KeyboardInterrupt"):
+            end = read.read().decode(errors="replace")
+        reason = _reason(end)
+        if self._heard is not None and ": error: " not in end:
             reason = word_of(self._heard)  # the child had not yet set its signal handlers
         return Outcome(code if code >= 0 else 128 - code, reason, self.stopped_by())
 

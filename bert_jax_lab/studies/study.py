@@ -164,7 +164,7 @@ def overrides_of(
     study: Study, variant: Variant, seed: int, more: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     """Returns all changes of the base config of one run, in order; `more` come last."""
-    own = f"name={_run_name(study, variant)}", f"seed={seed}"
+    own = f"name={study.name}-{variant.name}", f"seed={seed}"
     return (*own, *study.overrides, *variant.overrides, *more)
 
 
@@ -175,7 +175,7 @@ def config_of(study: Study, variant: Variant, seed: int, more: tuple[str, ...] =
     """
     try:
         config = config_loader.load_config(study.base, overrides_of(study, variant, seed, more))
-        if (config.name, config.seed) != (_run_name(study, variant), seed):
+        if (config.name, config.seed) != (f"{study.name}-{variant.name}", seed):
             raise UsageError(
                 "a study sets the name and the seed of its runs: remove name= and seed=, and set "
                 "the study's `seeds`"
@@ -183,7 +183,3 @@ def config_of(study: Study, variant: Variant, seed: int, more: tuple[str, ...] =
     except UsageError as error:
         raise UsageError(f"study {study.name}, variant {variant.name}: {error}") from error
     return config
-
-
-def _run_name(study: Study, variant: Variant) -> str:
-    return f"{study.name}-{variant.name}"
