@@ -252,10 +252,8 @@ def _without_effect(section: Any, names: Collection[str] | None = None) -> Probl
     fields = fields_of(type(section))
     for name, other, values in (needed for needed in _NEEDS if needed[0] in fields):
         value, chosen = getattr(section, name), getattr(section, other)
-        declared = fields[other].setting
-        is_custom = (
-            declared and declared.choices is not None and not declared.choices.is_builtin(chosen)
-        )
+        table = fields[other].choices
+        is_custom = table is not None and not table.is_builtin(chosen)
         is_set = value != fields[name].default if names is None else name in names
         if is_set and not is_custom and not (chosen in values if values else chosen):
             only = f"{other} {' or '.join(values)}" if values else other

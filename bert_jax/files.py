@@ -1,4 +1,4 @@
-"""Files that appear whole, names that stay inside a folder, and the checksums of corpora."""
+"""Files that are written whole, names that stay inside a folder, and checksums of corpora."""
 
 import contextlib
 import errno
@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from bert_jax.errors import StorageFailed, UsageError, brief, exit_code_of, reason_of
 
-# `Path` drops one of an address's two slashes.
+# `Path` drops one of the two slashes of an address.
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/")
 
 
@@ -65,13 +64,6 @@ def write_whole(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Writes a value as JSON, indented by two."""
     write_whole(path, json.dumps(value, indent=2) + "\n")
-
-
-def read_plain(path: Path) -> bytes:
-    """Returns the content of a file. Raises UsageError for a pipe or a device, which has no end."""
-    if path.exists() and not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
-        raise UsageError(f"{path} is no plain file; put the file itself there")
-    return path.read_bytes()
 
 
 def inside(folder: Any, name: object) -> Any:

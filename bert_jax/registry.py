@@ -213,15 +213,17 @@ FORMATS = Registry(
     "source",
     {
         ".txt": "bert_jax.data.formats.text:read_text",
-        **dict.fromkeys(
-            (".jsonl", ".csv", ".tsv", ".parquet", ".arrow"),
-            "bert_jax.data.formats.records:read_records",
-        ),
+        ".jsonl": "bert_jax.data.formats.records:read_records",
+        ".csv": "bert_jax.data.formats.records:read_records",
+        ".tsv": "bert_jax.data.formats.records:read_records",
+        ".parquet": "bert_jax.data.formats.records:read_records",
+        ".arrow": "bert_jax.data.formats.records:read_records",
         ".warc": "bert_jax.data.formats.warc:read_pages",
         ".wet": "bert_jax.data.formats.warc:read_texts",
-        **dict.fromkeys(
-            (".fasta", ".fa", ".faa", ".fna"), "bert_jax.data.formats.fasta:read_fasta"
-        ),
+        ".fasta": "bert_jax.data.formats.fasta:read_fasta",
+        ".fa": "bert_jax.data.formats.fasta:read_fasta",
+        ".faa": "bert_jax.data.formats.fasta:read_fasta",
+        ".fna": "bert_jax.data.formats.fasta:read_fasta",
     },
 )
 # Kinds of tasks, and the tasks by name: each names its kind and sets the options of that kind.

@@ -432,9 +432,9 @@ def _options_of_kinds(base: Any, prefix: str) -> Iterator[tuple[str, Documented]
 
 def _described(path: str) -> tuple[str, str, str]:
     field, kinds = documented()[path]
-    assert field.setting is not None and field.setting.doc.endswith("."), path
-    doc, default = field.setting.doc, field.default
-    table = field.item.table if is_kind(field.item) else field.setting.choices
+    assert field.doc.endswith("."), path
+    doc, default = field.doc, field.default
+    table = field.item.table if is_kind(field.item) else field.choices
     if table is not None:
         doc += f" Built in: {', '.join(f'`{n}`' for n in table.names() if table.is_builtin(n))}."
     elif choices := choices_of(field.item):
@@ -458,8 +458,7 @@ def _together(sections: dict[str, list[str]], how: str) -> Iterator[str]:
 
 
 def _on_resume(path: str) -> str:
-    setting = documented()[path].field.setting
-    if setting is not None and setting.free:
+    if documented()[path].field.free:
         return "free"
     return "fixed" if is_saved(path) else "with `--allow-change`"
 

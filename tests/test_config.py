@@ -99,7 +99,6 @@ def test_a_section_changes_only_the_named_options(section, single):
         (f"optimizer.learning_rate=1{'0' * 400}", "optimizer.learning_rate", "out of range"),
         (f"seed=1{'0' * 5000}", "seed", "Exceeds the limit"),
         (f"seed={'[' * 100_000}", "seed", "nested too deeply"),
-        ('mesh={"fsdp": 1, "fsdp": 2}', "mesh", "the key 'fsdp' occurs twice in an object"),
     ],
 )
 def test_a_wrong_override_names_the_option_and_the_fix(assignment, path, message):
@@ -148,9 +147,7 @@ def test_json_is_never_executed(tmp_path):
         ('{"seed": "one"}', "seed: expected int, got"),
         ("\xff", "is not JSON"),
         ("[" * 100_000, "is not JSON: nested too deeply"),
-        ('{"seed": 1, "seed": 2}', "is not JSON: the key 'seed' occurs twice in an object"),
         ('{"seed": NaN}', "seed: expected int, got"),
-        ('{"name": "\\ud800"}', r"name is '\ud800': half a surrogate pair"),
         ('{"a\\nb": 1}', r"a\nb: no such field"),
     ],
 )

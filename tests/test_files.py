@@ -13,12 +13,7 @@ from bert_jax.inference import embed
 from bert_jax.interchange import name_map, safetensors_files
 
 
-def test_a_file_without_an_end_is_not_read(tmp_path):
-    (tmp_path / "zero.json").symlink_to("/dev/zero")
-    os.mkfifo(tmp_path / "pipe.json")
-    for name in ("zero.json", "pipe.json"):
-        with pytest.raises(UsageError, match=f"{name} is no plain file"):
-            strict_json.load(tmp_path / name)
+def test_a_value_that_is_no_object(tmp_path):
     (tmp_path / "a.json").write_text("[1]")
     assert strict_json.load(tmp_path / "a.json") == [1]
     with pytest.raises(UsageError, match=r"a.json is damaged: it holds no JSON object"):

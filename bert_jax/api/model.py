@@ -19,7 +19,6 @@ from bert_jax.errors import UsageError, brief
 from bert_jax.inference import embed, fill_mask
 from bert_jax.inference.fill_mask import Prediction
 from bert_jax.inference.forward import OF_TOKENS, Forward, in_float32
-from bert_jax.interchange import huggingface
 from bert_jax.model import bert
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import note
@@ -245,20 +244,6 @@ class Model:
         if not listed:
             raise UsageError("expected a list of rows, with one at least")
         return self._predictor.given(listed)
-
-    def export(self, directory: str | Path) -> None:
-        """Writes a new Hugging Face directory, which `load` and `transformers` read.
-
-        Unlike `export_checkpoint`, it writes no model card. Raises UsageError if the directory
-        exists and is not empty.
-        """
-        if "://" in str(directory):
-            raise UsageError(
-                f"{directory} is an address, and a model is exported to a local directory; copy "
-                "it there afterwards"
-            )
-        model, head, tokenizer = self.config.model, self.config.head, self._source.tokenizer
-        huggingface.write(Path(directory), self.params, model, head=head, tokenizer=tokenizer)
 
     def _features(self, texts: Texts, length: int | None) -> Features:
         given = _listed(texts)

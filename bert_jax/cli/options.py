@@ -86,8 +86,7 @@ def described(declared: type) -> list[Option]:
 
 
 def _option(name: str, field: OptionField, kind: Any, group: tuple[str, str | None]) -> Option:
-    assert field.setting is not None
-    text = field.setting.doc
+    text = field.doc
     flag: str | None = f"--{name.replace('_', '-')}"
     keywords: dict[str, Any] = {}
     is_repeated = may_be_none = False
@@ -314,38 +313,24 @@ def run_directory(name: Path | str) -> Path:
     return directory
 
 
-def require_place_for(**paths: Path | None) -> None:
-    """Raises UsageError or StorageFailed, before any work, if a file cannot be written.
+def require_place_for(*, is_directory: bool = False, **paths: Path | str | None) -> None:
+    """Raises UsageError or StorageFailed, before any work, if an output cannot be written.
 
-    `paths` are those of the options, by their names.
-    """
-    for name, path in paths.items():
-        if path is None:
-            continue
-        option = f"--{name.replace('_', '-')} {path}"
-        if path.is_dir():
-            raise UsageError(f"{option} is a directory; name a file in it")
-        if not path.parent.is_dir():
-            raise UsageError(f"{option}: there is no directory {path.parent}; make it first")
-        _require_writable(option, path.parent)
-
-
-def require_place_for_directory(**paths: Path | str | None) -> None:
-    """Does as `require_place_for` for directories, which are made with their parents.
-
-    Addresses are not checked.
+    `paths` are the values of options by name: files, or with `is_directory` directories, which are
+    created with their parents. Addresses are not checked.
     """
     for name, path in paths.items():
         if path is None or isinstance(path, str):
             continue
         option = f"--{name.replace('_', '-')} {path}"
-        above = next(each for each in (path, *path.absolute().parents) if each.exists())
+        if not is_directory and path.is_dir():
+            raise UsageError(f"{option} is a directory; name a file in it")
+        above = path.parent
+        if is_directory:
+            above = next(each for each in (path, *path.absolute().parents) if each.exists())
+        if above.is_file():
+            raise UsageError(f"{option}: {above} is a file; choose another directory")
         if not above.is_dir():
-            which = "is a file" if above == path else f"cannot be made: {above} is a file"
-            raise UsageError(f"{option} {which}; choose another directory")
-        _require_writable(option, above)
-
-
-def _require_writable(option: str, directory: Path) -> None:
-    if not os.access(directory, os.W_OK):
-        raise StorageFailed(f"{option}: nothing may be written to {directory}")
+            raise UsageError(f"{option}: there is no directory {above}; make it first")
+        if not os.access(above, os.W_OK):
+            raise StorageFailed(f"{option}: no permission to write to {above}")

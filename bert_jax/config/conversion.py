@@ -107,8 +107,6 @@ def checked(value: Any, annotation: Any, path: str) -> Any:
             raise UsageError(f"{path}: {brief(item)} does not fit in 64 bits")
         if isinstance(item, float) and not math.isfinite(item):
             raise UsageError(f"{path} is {item}; it must be finite")
-        if isinstance(item, str) and any("\ud800" <= c <= "\udfff" for c in item):
-            raise UsageError(f"{path} is {brief(item)}: half a surrogate pair cannot be written")
     return found
 
 
@@ -126,8 +124,8 @@ def unknown_names(section: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
             if is_section(type(item)):
                 number = f".{i}" if isinstance(value, tuple) else ""
                 yield from unknown_names(item, f"{prefix}{name}{number}.")
-            elif field.setting and field.setting.choices and item not in field.setting.choices:
-                yield f"{prefix}{name}", field.setting.choices.problem(item)
+            elif field.choices and item not in field.choices:
+                yield f"{prefix}{name}", field.choices.problem(item)
 
 
 def _hint(name: str, cls: Any) -> str:

@@ -32,27 +32,14 @@ Rate = Annotated[float, Meta(ge=0, lt=1)]
 # The default of an option that has to be given.
 REQUIRED: Any = dataclasses.MISSING
 
-_KEY = "setting"
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """The declaration of an option, besides its name, type and default."""
-
-    # Markdown for docs/configuration.md. Links are relative to docs/.
-    doc: str
-    # Whether another value needs no permission (`allow_change`) when a run is resumed.
-    free: bool
-    # The names that the option may have, if it names entries.
-    choices: Registry | None
 
 
 def setting(
     default: Any, doc: str, *, free: bool | None = None, choices: Registry | None = None
 ) -> Any:
     """Declares a field of a section. `free` is that of the section unless it is given."""
-    metadata = {_KEY: {"doc": doc, "free": free, "choices": choices}}
+    metadata = {"doc": doc, "free": free, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -74,11 +61,16 @@ class OptionField(NamedTuple):
     item: Any
     is_optional: bool
     default: Any
-    setting: Setting | None
+    # Markdown for docs/configuration.md, with links relative to docs/; "" for a section.
+    doc: str
+    # Whether another value needs no permission (`allow_change`) when a run is resumed.
+    free: bool
+    # The names that the option may have, if it names entries.
+    choices: Registry | None
 
     def allowed(self) -> str:
         """Returns the limits or the choices in words; an empty string if there are none."""
-        names = self.setting.choices.names() if self.setting and self.setting.choices else ()
+        names = self.choices.names() if self.choices else ()
         if names := names or choices_of(self.item):
             return f"one of {', '.join(names)}"
         words = {"ge": "at least", "le": "at most", "gt": "above", "lt": "below"}
@@ -99,21 +91,20 @@ def fields_of(cls: Any) -> dict[str, OptionField]:
     """Returns the fields of a section by name."""
     hints, found = typing.get_type_hints(cls, include_extras=True), {}
     for field in dataclasses.fields(cls):
-        annotation, declared = hints[field.name], field.metadata.get(_KEY)
+        annotation, declared = hints[field.name], field.metadata
         is_optional = typing.get_origin(annotation) in (types.UnionType, typing.Union)
         if is_optional:
             (annotation,) = (a for a in typing.get_args(annotation) if a is not types.NoneType)
         is_tuple = typing.get_origin(annotation) is tuple
-        if declared is not None:
-            free = declared["free"]
-            free = getattr(cls, "free", False) if free is None else free
-            declared = Setting(**declared | {"free": free})
+        free = declared.get("free")
         found[field.name] = OptionField(
             annotation,
             typing.get_args(annotation)[0] if is_tuple else annotation,
             is_optional,
             field.default,
-            declared,
+            declared.get("doc", ""),
+            getattr(cls, "free", False) if free is None else free,
+            declared.get("choices"),
         )
     return found
 
@@ -198,4 +189,4 @@ def field_at(config: Any, path: str) -> OptionField | None:
 def is_free(path: str, *configs: Any) -> bool:
     """Returns whether the option at a path, of the first config that has it, may change freely."""
     found = next((field for config in configs if (field := field_at(config, path))), None)
-    return found is not None and found.setting is not None and found.setting.free
+    return found is not None and found.free

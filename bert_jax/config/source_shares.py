@@ -1,4 +1,4 @@
-"""Shares of the sources of a mixture: weights that are named, or the sizes of the sources."""
+"""Shares of the sources of a mixture: given by weights, or by the sizes of the sources."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from bert_jax.config.data import DataConfig
 from bert_jax.errors import UsageError, brief, some
 
-_HOW = "write NAME=WEIGHT for each source, such as wiki=3,code=1"
-
 
 def problems(options: DataConfig) -> Iterator[tuple[str, str]]:
-    """Yields what is impossible whatever the sources are: the name of the field, and why."""
+    """Yields the name of each option that is impossible for any sources, and a message."""
     text = options.source_weights
     try:
         found = weights(text)
@@ -22,55 +20,45 @@ def problems(options: DataConfig) -> Iterator[tuple[str, str]]:
     if found and options.source_temperature != 1:
         yield (
             "source_temperature",
-            f"is {options.source_temperature:g}, which nothing reads where source_weights is "
-            f"{brief(text)}; leave one of them out",
+            f"is {options.source_temperature:g}, which has an effect without source_weights only",
         )
 
 
 def weights(text: str) -> dict[str, float]:
-    """Returns the weight of each source that `wiki=3,code=1` names, by its name.
+    """Returns the weights of sources by name: {"wiki": 3.0, "code": 1.0} for `wiki=3,code=1`.
 
-    Raises ValueError with what is wrong.
+    Raises ValueError, with the part that is wrong.
     """
     found: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, number = (piece.strip() for piece in part.partition("="))
+        name, _, number = (piece.strip() for piece in part.partition("="))
         try:
-            value = float(number) if name and equals else math.nan
+            value = float(number)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value):
-            raise ValueError(f"{part} is no weight; {_HOW}")
-        if value < 0:
-            raise ValueError(f"{name} has {number}; 0 leaves a source out, and none is negative")
-        if name in found:
-            raise ValueError(f"{name} is there twice; {_HOW}")
+        if not name or name in found or not 0 <= value < math.inf:
+            raise ValueError(
+                f"{part} is no weight; write NAME=WEIGHT once for each source, such as "
+                "wiki=3,code=1, with weights from 0"
+            )
         found[name] = value
     return found
 
 
 def shares(options: DataConfig, tokens: Mapping[str, int]) -> list[float]:
-    """Returns the share of the rows that each source has, in their order; they add up to 1.
+    """Returns the share of the rows of each source, in order; the shares add up to 1.
 
-    `tokens` are those of the sources; one source, or none that has a name, has all rows. Raises
-    UsageError where weights are not those of the sources.
+    `tokens` are the numbers of tokens of the sources; a single source has all rows. Raises
+    UsageError if the weights do not name these sources.
     """
     named = weights(options.source_weights)
-    if named and len(tokens) < 2:
-        raise UsageError(
-            f"data.source_weights is {brief(options.source_weights)}, and there is one `corpus`; "
-            "name several, each as NAME=DIR, or leave the weights out"
-        )
-    if len(tokens) < 2:
+    if len(tokens) < 2 and not named:
         return [1.0]
-    if named and named.keys() != tokens.keys():
-        unknown = [name for name in named if name not in tokens]
-        lacking = [name for name in tokens if name not in named]
-        what = [f"names {', '.join(unknown)}, which no `corpus` is called"] if unknown else []
-        what += [f"has no weight for {some(lacking)} (0 leaves it out)"] if lacking else []
+    if named and (len(tokens) < 2 or named.keys() != tokens.keys()):
         raise UsageError(
-            f"data.source_weights is {brief(options.source_weights)}: it {', and '.join(what)}; "
-            f"the sources are {some(tokens)}"
+            f"data.source_weights is {brief(options.source_weights)}, but the sources are "
+            f"{some(tokens)}; name several `corpus`, each as NAME=DIR, and give each a weight (0 "
+            "leaves a source out)"
         )
     if named:
         each = [named[name] for name in tokens]

@@ -21,7 +21,7 @@ import numpy as np
 from bert_jax import strict_json
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.errors import NonFinite, UsageError
-from bert_jax.files import local, read_plain, writing
+from bert_jax.files import local, writing
 from bert_jax.model import bert
 from bert_jax.model.bert import Params
 from bert_jax.progress import note_once
@@ -249,7 +249,7 @@ def insert(tree: dict, path: Location, value: np.ndarray) -> None:
 def read_json_value(path: Path, *, hint: str) -> Any:
     """Returns the value in a file, or raises UsageError; `hint` follows the system's message."""
     try:
-        text = read_plain(path)
+        text = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; {hint}") from error
     return strict_json.parse_file(path, text)

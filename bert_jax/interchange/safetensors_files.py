@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax import strict_json
 from bert_jax.data.tokenizer import hub
 from bert_jax.errors import UsageError
-from bert_jax.files import inside, read_plain
+from bert_jax.files import inside
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # The file size of transformers, for repositories with a limit.
@@ -89,7 +89,7 @@ def read(directory: Path) -> dict[str, np.ndarray]:
 def _read_sharded(directory: Path) -> dict[str, np.ndarray]:
     path = directory / INDEX
     try:
-        where = strict_json.parse(read_plain(path))["weight_map"]
+        where = strict_json.parse(path.read_bytes())["weight_map"]
         files = sorted(set(where.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no index of files: {error}") from error

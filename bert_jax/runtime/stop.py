@@ -170,12 +170,8 @@ class Start:
                 os.kill(os.getpid(), signal.SIGTERM)  # jax tells the others
             else:
                 what = "exits once all processes have met"
-                _leave_after(_MEETING_SECONDS, self._leave_unmet, code)
+                _leave_after(_MEETING_SECONDS, lambda: self._have_met or os._exit(code))
             say(f"{self._name}: {word_of(number)}; {what}")
-
-    def _leave_unmet(self, code: int) -> None:
-        if not self._have_met:
-            os._exit(code)
 
 
 class Preemption:

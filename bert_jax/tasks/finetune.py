@@ -48,8 +48,8 @@ from bert_jax.update.layer_rates import layer_rates
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import lower_train_step
 from bert_jax.workdir import checkpoint, location, log_reader, run_directory
-from bert_jax.workdir.inputs import is_same_place
 from bert_jax.workdir.location import Guard, Location
+from bert_jax.workdir.run_directory import is_same_place
 
 # The fields of `Settings` that a config does not have; a run's config.json has them as `recipe`.
 RECIPE = ("epochs", "layer_decay", "freeze_layers")

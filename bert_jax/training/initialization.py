@@ -24,7 +24,7 @@ from bert_jax.registry import PARTS
 from bert_jax.training import preflight
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import location, run_directory
-from bert_jax.workdir.inputs import is_same_place
+from bert_jax.workdir.run_directory import is_same_place
 
 # The largest array that is compared between processes.
 _SMALL_BYTES = 1 << 20

@@ -11,6 +11,7 @@ commit and the manifest loses the step (recovery.py).
 
 import contextlib
 import dataclasses
+import datetime
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -215,12 +216,8 @@ def set_aside(workdir: Path, step: int) -> str:
     """Moves one step to `set_aside/STEP-TIME`, where it does not count; returns the new place."""
     place = location.at(workdir)
     root = place.checkpoints
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")
     target = root.parent / SET_ASIDE / f"{step}-{stamp}"
-    number = 0
-    while place.asking(target.exists):
-        number += 1
-        target = target.parent / f"{step}-{stamp}-{number}"
     place.asking(lambda: place.move(root / str(step), target))
     return str(target)
 

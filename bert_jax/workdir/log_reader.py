@@ -12,15 +12,12 @@ from bert_jax.workdir import location
 from bert_jax.workdir.location import ASIDE, EVENTS, METRICS
 from bert_jax.workdir.metrics_log import JsonLines
 
-# A step of more digits was not written by a run, and floats do not hold it.
-_MOST = 2**63
-
 
 def read_rows(workdir: Path) -> list[dict[str, Any]]:
     """Returns the rows written so far. Errors: `read_lines`."""
     rows = read_lines(workdir / METRICS)
     for row in rows:
-        if type(row.get("step")) is not int or abs(row["step"]) >= _MOST:
+        if type(row.get("step")) is not int:
             raise DataDamaged(f"{workdir / METRICS}: a row has no step: {json.dumps(row)[:200]}")
     return rows
 

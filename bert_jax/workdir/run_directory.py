@@ -14,7 +14,7 @@ import jax
 from bert_jax import config as configs
 from bert_jax import config_loader, strict_json
 from bert_jax.config import TrainConfig
-from bert_jax.config.resume import Change, allowed_changes
+from bert_jax.config.resume import Change, allowed_changes, differences
 from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.several import compared_entropy
 from bert_jax.data.corpus.store import MANIFEST, Corpus, read_manifest
@@ -22,13 +22,13 @@ from bert_jax.data.tokenizer import hub
 from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.files import write_json
 from bert_jax.versions import installed
-from bert_jax.workdir import checkpoint, inputs, location, log_reader
+from bert_jax.workdir import checkpoint, location, log_reader
 
 CONFIG, TOKENIZER = "config.json", "tokenizer"
 # The result of fine-tuning.
 RESULT = "result.json"
 # The corpora of a mixture, in the description of the corpus in config.json.
-SOURCES = inputs.SOURCES
+SOURCES = "corpora"
 _NEW_CONFIG = f"{CONFIG}.new"
 # The sizes by which a large corpus is cut (data/corpus/pieces.py), in config.json.
 _BLOCKS = "blocks"
@@ -49,7 +49,7 @@ def holds_run(
     """
 
     def changes(path: Path) -> list[Change]:
-        return inputs.input_changes(
+        return input_changes(
             strict_json.load_object(path),
             corpus,
             init_from=None if init_from is None else str(init_from),
@@ -90,6 +90,36 @@ def holds(
             f"`workdir` {directory} is not empty and holds no run; choose another directory"
         )
     return False, []
+
+
+def input_changes(
+    stored: dict[str, Any], corpus: Corpus, *, init_from: str | None, has_steps: bool
+) -> list[Change]:
+    """Returns the changes between the inputs that a config.json records and these inputs."""
+    changes: list[Change] = []
+    was = stored.get("corpus") or {}
+    if SOURCES in was and corpus.sources:
+        old = {name: each["fingerprint"][:12] for name, each in was[SOURCES].items()}
+        new = {name: each.fingerprint[:12] for name, each in corpus.sources.items()}
+        changes += [(f"corpus.{name}", *values) for name, *values in differences(old, new)]
+    elif was.get("fingerprint") != corpus.fingerprint:
+        changes.append(("corpus", str(was.get("fingerprint"))[:12], corpus.fingerprint[:12]))
+    if "tokenizer_hash" in was and was["tokenizer_hash"] != corpus.tokenizer_hash:
+        changes.append(("tokenizer", was["tokenizer_hash"][:12], corpus.tokenizer_hash[:12]))
+    beginning = stored.get("init_from")
+    if is_same_place(beginning, init_from):
+        beginning = init_from
+    # The initial parameters matter until the first checkpoint. Later `init_from` may be left out.
+    if beginning != init_from and not (has_steps and init_from is None):
+        changes.append(("`init_from`", beginning, init_from))
+    return changes
+
+
+def is_same_place(one: str | None, other: str | None) -> bool:
+    """Returns whether two names lead to one place: a folder has several paths."""
+    if one is None or other is None:
+        return one == other
+    return one == other or Path(one).resolve() == Path(other).resolve()
 
 
 def is_free(directory: Path) -> bool:

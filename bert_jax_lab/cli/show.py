@@ -103,11 +103,11 @@ def _show_fields(options: ShowOptions, resolved: TrainConfig) -> None:
     """Prints value, default, allowed values and meaning of each field."""
     for path, value in flatten(resolved).items():
         found = field_at(resolved, path)
-        if found is None or found.setting is None:
+        if found is None:
             continue
-        free = found.setting.free
+        free = found.free
         resuming = "free" if free else "fixed" if is_saved(path) else "--allow-change"
-        allowed, doc = found.allowed(), re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found.setting.doc)
+        allowed, doc = found.allowed(), re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found.doc)
         if options.json:
             facts = {"field": path, "value": value, "default": to_dict(found.default)}
             print(json.dumps(facts | {"allowed": allowed, "on_resume": resuming, "meaning": doc}))

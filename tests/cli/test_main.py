@@ -1,4 +1,4 @@
-"""Whatever goes wrong is told in one line, with the exit code that a supervisor acts on."""
+"""Errors of the command line: one line on stderr, and the documented exit code."""
 
 import json
 import os
@@ -23,7 +23,7 @@ _SHORT = (PhaseConfig(sequence_length=32, steps=4, global_batch_size=16, max_pre
 
 @pytest.fixture
 def refused(capsys):
-    """Runs a command that must fail; returns the one line that says why."""
+    """Runs a command that must fail; returns its error message."""
 
     def run(code: int, *arguments) -> str:
         capsys.readouterr()
@@ -32,7 +32,7 @@ def refused(capsys):
         assert out == ""
         lines = [line for line in err.splitlines() if "error" in line.lower()]
         assert len(lines) == 1, err
-        assert err.endswith(lines[0] + "\n"), "the last thing that is said"
+        assert err.endswith(lines[0] + "\n"), "the error is the last line"
         start = f"bert-jax {arguments[0]}: error: "
         assert lines[0].startswith(start)
         assert "Traceback" not in err
@@ -57,7 +57,7 @@ def other_corpus(tmp_path_factory) -> Path:
     return directory / "c"
 
 
-# --- the library's words -------------------------------------------------------------------------
+# --- messages of the library ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def other_corpus(tmp_path_factory) -> Path:
         ("cannot override seed: no", "cannot override seed: no"),
     ],
 )
-def test_the_library_speaks_in_options(said, shown, capsys):
+def test_messages_name_options(said, shown, capsys):
     options = {"init_from": "--init-from"}
     assert output.in_options(said, options) == shown
     output.show_messages(options)
@@ -98,7 +98,7 @@ def test_an_assignment_without_a_value(refused):
         (b"One.\n\nTwo.\n\nThree.\n", "raise --validation-fraction"),
     ],
 )
-def test_sources_that_make_no_corpus(tmp_path, refused, content, message):
+def test_bad_sources(tmp_path, refused, content, message):
     source = tmp_path / "source.txt"
     if content is not None:
         source.write_bytes(content)
@@ -107,7 +107,7 @@ def test_sources_that_make_no_corpus(tmp_path, refused, content, message):
     assert not (tmp_path / "c" / "corpus.json").exists()
 
 
-def test_a_tokenizer_that_is_not_there(tmp_path, refused):
+def test_unknown_tokenizer(tmp_path, refused):
     source = tiny_corpus.write(tmp_path / "a.txt")
     said = refused(
         2, "prepare", "--source", source, "--output", tmp_path / "c", "--tokenizer", "wordpeice"
@@ -130,7 +130,7 @@ def test_a_tokenizer_that_is_not_there(tmp_path, refused):
         ("mesh.fsdp=3", "1 x 3 x 1, but there are 2 devices"),
     ],
 )
-def test_configs_that_cannot_run(tmp_path, config, corpus, refused, override, message):
+def test_bad_config(tmp_path, config, corpus, refused, override, message):
     said = refused(
         2, "pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "w", "--set", override
     )
@@ -139,19 +139,19 @@ def test_configs_that_cannot_run(tmp_path, config, corpus, refused, override, me
 
 
 @pytest.mark.parametrize("name", ["bert_bose", "missing.json", "missing.py"])
-def test_a_config_that_is_not_there(tmp_path, corpus, refused, name):
+def test_unknown_config(tmp_path, corpus, refused, name):
     said = refused(2, "pretrain", name, "--corpus", corpus, "--workdir", tmp_path / "w")
     assert name in said and ("Did you mean 'bert_base'?" in said) == (name == "bert_bose")
 
 
 @pytest.mark.parametrize("steps", ["20", "20:", "20:10", "a:b", "-1:5"])
-def test_steps_to_profile(tmp_path, config, corpus, refused, steps):
+def test_bad_profile_steps(tmp_path, config, corpus, refused, steps):
     arguments = ("--workdir", tmp_path / "w", f"--profile-steps={steps}")
     said = refused(2, "pretrain", config, "--corpus", corpus, *arguments)
     assert f"--profile-steps {steps}: write it as A:B" in said
 
 
-def test_show_prints_what_would_run(config, capsys):
+def test_show_prints_the_config(config, capsys):
     assert main(["show", str(config), "--set", "phases.1.steps=7"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["phases"][1]["steps"] == 7 and shown["model"]["vocab_size"] == 240
@@ -190,7 +190,7 @@ def test_show_prints_what_would_run(config, capsys):
     ],
 )
 def test_usage(typed, said, capsys):
-    """Two lines: what the verb cannot do without, and what to type instead."""
+    """Two lines: the usage with the required arguments, and the fix."""
     with pytest.raises(SystemExit) as ended:
         main(typed.split())
     assert ended.value.code == 2
@@ -228,13 +228,13 @@ def damaged(tmp_path, corpus):
     return shutil.copytree(corpus, tmp_path / "damaged")
 
 
-def test_a_corpus_that_is_none(tmp_path, config, refused):
+def test_a_directory_that_is_no_corpus(tmp_path, config, refused):
     said = refused(2, "pretrain", config, "--corpus", tmp_path, "--workdir", tmp_path / "w")
     assert f"{tmp_path} is not a corpus" in said
 
 
 def test_an_altered_vocabulary_of_the_right_size(tmp_path, config, damaged, refused):
-    """Two words change places: every check of sizes and ranges would pass."""
+    """Two words are exchanged: checks of sizes and ranges pass."""
     folder = damaged / "tokenizer"
     for name in ("tokenizer.json", "vocab.txt"):
         text = (folder / name).read_text()
@@ -279,16 +279,7 @@ def test_a_config_that_changed(run_again, corpus, refused):
     assert "holds a run that differs: optimizer.learning_rate: 0.005 -> 1.0." in said
     said = refused(3, *run_again, corpus, "--set", "phases.0.steps=100", "--set", "seed=2")
     assert "phases.0.steps: 160 -> 100; seed: 0 -> 2" in said
-    phase = {"sequence_length": 32, "steps": 90, "global_batch_size": 16, "max_predictions": 5}
-    shorter = f"phases={json.dumps([phase])}"
-    said = refused(3, *run_again, corpus, "--set", shorter)
-    assert "phases.1.steps: 40 -> 'absent'" in said
-    assert "permit the change: --allow-change phases;" in said
-    # No permission is offered for an option that cannot change.
-    wider = ("--set", "model.hidden_size=48", "--set", "optimizer.learning_rate=1")
-    said = refused(3, *run_again, corpus, *wider)
-    assert "model.hidden_size cannot change in a run. Use the same config and data to" in said
-    assert "--allow-change" not in said and "--init-from" not in said
+    assert "permit the change: --allow-change phases.0.steps --allow-change seed" in said
     said = refused(2, *run_again, corpus, "--allow-change", "optimizer.learning_rat")
     assert "no such option. Did you mean 'optimizer.learning_rate'?" in said
 
@@ -309,15 +300,10 @@ def test_a_corpus_that_changed(run_again, tmp_path, corpus, refused):
     said = refused(3, *run_again, other)
     assert "holds a run that differs: corpus: " in said
     assert "or another --workdir, or permit the change: --allow-change corpus" in said
-    options = ["--vocab-size", "110", "--validation-fraction", "0.2", "--workers", "1"]
-    assert main(["prepare", "--source", str(source), "--output", f"{other}2", *options]) == 0
-    said = refused(3, *run_again, f"{other}2")
-    assert "tokenizer cannot change in a run." in said and "--init-from" not in said
-    assert f"prepare with --tokenizer {run_again[3]}/tokenizer makes a corpus" in said
 
 
-def test_a_finished_run_has_nothing_left_to_do(run_again, trained, corpus, capsys):
-    """Fields that change no number may differ."""
+def test_a_finished_run_is_not_changed(run_again, trained, corpus, capsys):
+    """Fields without an effect on the results may differ."""
     workdir = run_again[3]
     before = (workdir / "metrics.jsonl").read_bytes()
     free = ["--set", "checkpoint.every_steps=7", "--set", "log_every_steps=3"]
@@ -327,7 +313,7 @@ def test_a_finished_run_has_nothing_left_to_do(run_again, trained, corpus, capsy
     assert not (workdir / "metrics.aside.jsonl").exists()
 
 
-def test_a_directory_of_something_else(tmp_path, config, corpus, refused):
+def test_a_directory_with_other_files(tmp_path, config, corpus, refused):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("precious")
     said = refused(2, "pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "photos")
@@ -338,7 +324,7 @@ def test_a_directory_of_something_else(tmp_path, config, corpus, refused):
 def test_a_file_in_place_of_a_workdir(tmp_path, config, corpus, refused):
     (tmp_path / "file").write_text("precious")
     said = refused(2, "pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "file")
-    assert said.startswith(f"--workdir {tmp_path / 'file'} ")
+    assert said.startswith(f"--workdir {tmp_path / 'file'}: ")
     assert (tmp_path / "file").read_text() == "precious"
 
 
@@ -354,7 +340,7 @@ def test_a_workdir_without_checkpoint(tmp_path, trained, corpus, refused):
         assert said == f"workdir {workdir} has no finished checkpoint yet"
 
 
-def test_a_checkpoint_that_is_none(tmp_path, corpus, refused):
+def test_a_path_without_a_checkpoint(tmp_path, corpus, refused):
     missing = tmp_path / "missing"
     said = refused(2, "evaluate", "--checkpoint", missing, "--corpus", corpus)
     assert said == f"--checkpoint {missing}: no such directory"
@@ -364,7 +350,7 @@ def test_a_checkpoint_that_is_none(tmp_path, corpus, refused):
 
 
 def test_a_folder_that_holds_a_workdir(tmp_path, trained, refused):
-    """The folder that the demo makes is what people name first."""
+    """The message names the workdir in the folder."""
     home = shutil.copytree(trained, tmp_path / "run" / "workdir", ignore=_without_steps).parent
     said = refused(2, "fill-mask", "--checkpoint", home, "A [MASK].")
     assert "is neither a workdir" in said and said.endswith(f"; {home / 'workdir'} is one")
@@ -403,16 +389,13 @@ def _without_steps(directory: str, names: list[str]) -> list[str]:
         ("finetune", "--checkpoint", "c", "--task", "ner", "--workdir"),
     ],
 )
-def test_a_place_that_cannot_be_written_comes_before_any_work(tmp_path, refused, command):
-    """There is no workdir and no text: whoever looked at them first would say so."""
+def test_an_output_that_cannot_be_written_is_found_first(tmp_path, refused, command):
     (tmp_path / "file").write_text("precious")
     place = tmp_path / "file" / "x.npz"
     if command[-1] == "--plot":
         place = place.with_suffix(".svg")
     said = refused(2, *command, place)
-    of_files = command[0] in ("report", "attention", "probe", "embed", "predict")
-    where = ": there is no directory" if of_files else f" cannot be made: {tmp_path / 'file'} is a"
-    assert said.startswith(f"{command[-1]} {place}{where}")
+    assert said.startswith(f"{command[-1]} {place}: {tmp_path / 'file'} is a file")
 
 
 def test_a_checkpoint_of_another_model(tmp_path, config, corpus, trained, refused):
@@ -423,7 +406,7 @@ def test_a_checkpoint_of_another_model(tmp_path, config, corpus, trained, refuse
     assert "model.intermediate_size is 65, the checkpoint's 64" in said
 
 
-def test_output_that_is_there_already(tmp_path, trained, exported, refused):
+def test_an_output_that_exists(tmp_path, trained, exported, refused):
     said = refused(2, "export", "--checkpoint", trained, "--output", exported)
     assert said.startswith(f"--output {exported} is not empty")
 
@@ -444,10 +427,10 @@ def test_a_vocabulary_smaller_than_the_ids_of_a_checkpoint(tmp_path, exported, c
         assert "227" in said and "200" in said
 
 
-# --- what happens on the way ---------------------------------------------------------------------
+# --- errors in a run ---------------------------------------------------------------------
 
 
-def test_storage_that_is_full(tmp_path, corpus):
+def test_a_full_disk(tmp_path, corpus):
     """No file may grow beyond a few kilobytes: the logs fit, a checkpoint does not."""
     short = tiny_config(phases=_SHORT, optimizer=OptimizerConfig(warmup_steps=0))
     config = tiny_corpus.write_config(tmp_path / "short.json", short)

@@ -1,4 +1,4 @@
-"""Words of models, texts and names reach a terminal as words: none acts on it, none is a line."""
+"""Control characters in texts and names are escaped on a terminal."""
 
 import io
 import sys
@@ -17,13 +17,13 @@ _SHOWN = r"a\x1b]0;title\x07\x1b[2Jb\x9bc\u202ed\u2028e\nbert-jax: all is well"
 _WORDS = "می\u200cخواهم क्\u200dष สวัสดี e\u0301 👨\u200d👩 עברית\u200f! so\u00adft no\u00a0break"
 
 
-def test_letters_stay():
+def test_control_characters_are_escaped():
     assert shown(_HOSTILE) == _SHOWN == shown(_SHOWN)
     assert shown(_WORDS) == _WORDS
 
 
 @pytest.mark.parametrize("tell", [note, say])
-def test_a_line_of_stderr_is_one(tell, capsys):
+def test_a_message_is_one_line(tell, capsys):
     output.show_messages({})
     tell(_HOSTILE)
     assert capsys.readouterr() == ("", _SHOWN + "\n")
@@ -37,12 +37,12 @@ def test_lines_and_tables_of_stdout(capsys):
     assert title == r"t\x1b\nforged" and r"c\x9b" in lines[1]
     assert r"\x1b[2J" in lines[3] and _WORDS in lines[3]
     assert "one" in lines[4] and "more" in lines[5] and len(lines) == 7
-    # What has no blanks is not cut, either.
+    # A text without blanks is not cut.
     for whole in ("马吃干草" * 40, "runs/" + "a-long-directory-name/" * 9):
         output.table("t", ["c", "two"], [[whole, "1"]])
         lines = capsys.readouterr().out.splitlines()[4:-1]
         assert "".join(line.split("│")[1].strip() for line in lines) == whole
-    # A title that is longer than its table, or than the terminal, is one line all the same.
+    # A title that is longer than its table or the terminal is one line.
     output.table(long := "runs/demo/workdir, step 1,800 " * 5, ["c"], [["1"]])
     assert capsys.readouterr().out.splitlines()[0] == long
 
@@ -63,8 +63,8 @@ def test_a_bar_on_a_terminal(monkeypatch):
     assert all(rf"{letter}\x1b]0;" in said for letter in "yzw")
 
 
-def test_a_file_name_is_no_second_error(tmp_path, capsys):
-    """Bad ones are listed, each in its line."""
+def test_a_file_name_with_a_line_break(tmp_path, capsys):
+    """Each bad file is one line."""
     (texts := tmp_path / "texts").mkdir()
     for name in ("\x1b[31ma\nbert-jax: b.txt", "c.txt"):
         (texts / name).write_bytes(b"caf\xe9")
@@ -77,13 +77,13 @@ def test_a_file_name_is_no_second_error(tmp_path, capsys):
     assert remedy == "fix them, or leave them out with --skip-bad"
 
 
-def test_a_word_that_was_typed_is_no_second_error(capsys):
+def test_an_argument_with_a_line_break(capsys):
     with pytest.raises(SystemExit):
         main(["show", "bert_base", "--no\x1b[2J\nbert-jax:"])
     assert r"--no\x1b[2J\nbert-jax" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_what_happens_once_is_not_in_the_time_left(monkeypatch):
+def test_paused_time_is_not_in_the_time_left(monkeypatch):
     now = 0.0
     monkeypatch.setattr("bert_jax.progress.time", SimpleNamespace(monotonic=lambda: now))
     bar = Progress("x", total=10)

@@ -187,26 +187,6 @@ def test_ettin_as_published():
             )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "billions", "devices"), [("modern_base", 50, 64),
-                                                           ("modern_small", 20, 8)])  # fmt: skip
-def test_our_own_recipes(name, billions, devices):
-    """85, 5 and 10 % of the tokens; the same of each microbatch in rows of either length."""
-    recipe = Recipe(name)
-    config, tokens = recipe.config, billions * _BILLION
-    assert recipe.tokens == pytest.approx(tokens, rel=1e-3)
-    pieces = devices * config.optimizer.gradient_accumulation_steps
-    for phase in config.phases:
-        rows, rest = divmod(phase.global_batch_size, pieces)
-        assert not rest and rows * phase.sequence_length <= 8192
-    for share, length, theta in ((0.84, 1024, 1e4), (0.86, 8192, 1.6e5), (0.89, 8192, 1.6e5)):
-        found, _ = recipe.at(share * tokens)
-        assert (found["length"], found["theta"], found["mask"]) == (length, theta, 0.3)
-    peak = recipe.at(0.89 * tokens)[0]["rate"]
-    found, done = recipe.at(0.95 * tokens)
-    assert done == pytest.approx(0.5, abs=0.01)
-    assert found["rate"] == pytest.approx(peak * (0.001 + 0.999 * (1 - math.sqrt(done))))
-
-
 def test_a_batch_that_grows_has_the_tokens_of_its_phase():
     phase = PhaseConfig(sequence_length=10, steps=1000, global_batch_size=6)
     phases = growing(phase, by=2, tokens=12_000)

@@ -145,9 +145,9 @@ def test_a_changed_corpus_of_a_source_is_named(whole, config_file, corpora, caps
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--set=data.source_weights=tales=1"], "has no weight for notes (0 leaves it out)"),
-        (["--set=data.source_weights=tales=1,notes=1,wiki=1"], "names wiki, which no"),
-        (["--set=data.source_weights=tales=-1,notes=1"], "none is negative"),
+        (["--set=data.source_weights=tales=1"], "but the sources are notes, tales"),
+        (["--set=data.source_weights=tales=1,notes=1,wiki=1"], "the sources are notes, tales"),
+        (["--set=data.source_weights=tales=-1,notes=1"], "tales=-1 is no weight"),
         (["--set=data.source_weights=tales=0,notes=0"], "no source has any rows"),
         (["--set=data.source_weights=tales,notes=0"], "tales is no weight"),
     ],

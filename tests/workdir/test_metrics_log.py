@@ -1,4 +1,4 @@
-"""A run writes rows about itself that can be rewound."""
+"""The logs of a run: rows and events, rewound on resume, on a full disk."""
 
 import errno
 import json
@@ -29,6 +29,10 @@ def test_rows_after_a_step_are_set_aside(tmp_path):
     aside = [json.loads(line) for line in text.splitlines()]
     assert aside == [{"resumed_at": 20, **json.loads(line)} for line in original[2:]]
 
+    # A rewind to the last row changes nothing, and neither does one without rows.
+    assert len(log_reader.set_aside_after(tmp_path, 20)) == 2
+    assert log_reader.set_aside_after(tmp_path / "none", 0) == []
+
     # A second rewind adds to what was set aside and loses nothing.
     write_rows(path, [10, 20, 30])
     log_reader.set_aside_after(tmp_path, 10)
@@ -36,7 +40,7 @@ def test_rows_after_a_step_are_set_aside(tmp_path):
     assert steps_of(tmp_path / "metrics.aside.jsonl") == [30, 40, 20, 30]
 
 
-def test_what_is_set_aside_goes_on_after_a_line_that_was_cut(tmp_path):
+def test_rows_are_set_aside_after_a_line_that_was_cut(tmp_path):
     """A kill or a full disk in the middle of a rewind; the next one is whole."""
     aside = tmp_path / "metrics.aside.jsonl"
     write_rows(aside, [3], tail='{"resumed_at": 2, "st')
@@ -45,19 +49,7 @@ def test_what_is_set_aside_goes_on_after_a_line_that_was_cut(tmp_path):
     assert [row["step"] for row in log_reader.read_lines(aside)] == [3, 3, 4]
 
 
-def test_rewinding_to_the_last_row_sets_nothing_aside(tmp_path):
-    write_rows(tmp_path / "metrics.jsonl", [1, 2, 3])
-    assert len(log_reader.set_aside_after(tmp_path, 3)) == 3
-    assert steps_of(tmp_path / "metrics.jsonl") == [1, 2, 3]
-    assert not (tmp_path / "metrics.aside.jsonl").exists()
-
-
-def test_a_new_workdir_has_no_rows(tmp_path):
-    assert log_reader.read_rows(tmp_path) == []
-    assert log_reader.set_aside_after(tmp_path, 0) == []
-
-
-def test_updates_left_out_on_an_abandoned_branch_do_not_count(tmp_path):
+def test_skipped_updates_of_abandoned_steps_do_not_count(tmp_path):
     """Skipped at 5 and 6; gone back to 4; trained on to 9 with one skipped, and resumed at 8."""
 
     def count(*events, at: int) -> int:
@@ -73,7 +65,7 @@ def test_updates_left_out_on_an_abandoned_branch_do_not_count(tmp_path):
     assert count(*back, ("start", 6), ("skip", 7), at=8) == 1
 
 
-def test_warnings_are_those_of_the_run_as_it_is_and_each_reason_once():
+def test_a_warning_is_reported_once_per_reason():
     def said(*events) -> list[int]:
         named = [{"event": event, "step": step, **more} for event, step, *rest in events
                  for more in (rest or [{}])]  # fmt: skip
@@ -113,7 +105,7 @@ def test_a_row_is_on_disk_before_the_next_step(tmp_path):
     journal.close()
 
 
-def test_what_a_full_disk_did_not_take_is_written_when_it_does(tmp_path):
+def test_rows_that_a_full_disk_rejected_are_written_later(tmp_path):
     """Here a limit on the size of files stands for the disk: the first writes are cut short."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -140,7 +132,7 @@ def test_what_a_full_disk_did_not_take_is_written_when_it_does(tmp_path):
     assert [e.step for e in events.Scalars("loss")] == list(range(1, 21))
 
 
-def test_a_curve_that_cannot_be_begun_is_begun_with_a_later_row(tmp_path, monkeypatch):
+def test_a_curve_starts_with_a_later_row_if_the_disk_is_full(tmp_path, monkeypatch):
     """The first row of a split comes in the middle of a run, when the disk may be full."""
 
     def full(*_, **__):

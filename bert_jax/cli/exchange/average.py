@@ -10,7 +10,7 @@ example:
 
 from pathlib import Path
 
-from bert_jax.cli.options import Address, Local, Verb, require_place_for_directory
+from bert_jax.cli.options import Address, Local, Verb, require_place_for
 from bert_jax.cli.options import run_directory as run_directory_of
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
@@ -26,7 +26,7 @@ class AverageOptions(Verb):
 
 
 def run(options: AverageOptions) -> None:
-    require_place_for_directory(output=options.output)
+    require_place_for(is_directory=True, output=options.output)
     from bert_jax.pretrained.average import average_checkpoints
 
     sources = options.checkpoint

@@ -14,7 +14,7 @@ from bert_jax.cli.options import (
     Local,
     Positional,
     Verb,
-    require_place_for_directory,
+    require_place_for,
 )
 from bert_jax.cli.options import run_directory as run_directory_of
 from bert_jax.cli.output import table, tell
@@ -42,7 +42,7 @@ class CheckpointsOptions(Verb):
 
 
 def run(options: CheckpointsOptions) -> int:
-    require_place_for_directory(output=options.output)
+    require_place_for(is_directory=True, output=options.output)
     if (options.output is not None) != (options.what == "branch"):
         raise UsageError("--output DIR is the workdir of a 'branch', and is needed for one")
     from bert_jax.workdir import checkpoint, location, recovery, run_directory

@@ -9,7 +9,7 @@ sentence-transformers as well. 'tf1' writes what google-research/bert reads.
 
 from typing import Literal
 
-from bert_jax.cli.options import FromCheckpoint, Local, require_place_for_directory
+from bert_jax.cli.options import FromCheckpoint, Local, require_place_for
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 
@@ -57,7 +57,7 @@ class ExportOptions(FromCheckpoint):
 
 
 def run(options: ExportOptions) -> None:
-    require_place_for_directory(output=options.output)
+    require_place_for(is_directory=True, output=options.output)
     from bert_jax.interchange.electra_pair import FOLDER
     from bert_jax.interchange.family import class_of
     from bert_jax.interchange.tf1 import NAME
@@ -110,9 +110,12 @@ def run(options: ExportOptions) -> None:
             f"only transformers 4 computes positions of kind {positions}: later versions load the "
             "rest without them"
         )
-    kind = _AUTO[class_of(written.head.parts)]
+    kind = class_of(written.head.parts)
     if "discriminator" in written.head.parts:
         kind = "ForPreTraining"
+    else:
+        # Two classes have another name for `AutoModel`.
+        kind = {"ForPreTraining": "ForMaskedLM", "Model": ""}.get(kind, kind)
     loader = f"transformers.AutoModel{kind}"
     print(f'load it with\n  {loader}.from_pretrained("{options.output}")')
     if options.pooling is not None:
@@ -122,15 +125,3 @@ def run(options: ExportOptions) -> None:
         print(
             f'its generator with\n  transformers.AutoModelForMaskedLM.from_pretrained("{inside}")'
         )
-
-
-# Their automatic class for each of the classes that are written.
-_AUTO = {
-    "ForSequenceClassification": "ForSequenceClassification",
-    "ForTokenClassification": "ForTokenClassification",
-    "ForQuestionAnswering": "ForQuestionAnswering",
-    "ForPreTraining": "ForMaskedLM",
-    "ForMaskedLM": "ForMaskedLM",
-    "ForNextSentencePrediction": "ForNextSentencePrediction",
-    "Model": "",
-}

@@ -12,7 +12,6 @@ from bert_jax.cli.options import (
     Address,
     Local,
     require_place_for,
-    require_place_for_directory,
     standard_input,
 )
 from bert_jax.cli.table_format import TableFormat
@@ -62,8 +61,7 @@ def run(options: PredictOptions) -> None:
         raise UsageError("name --input FILE, or --glue DIR for a submission")
     if options.glue is not None and options.output is None:
         raise UsageError("--glue needs --output, a new directory")
-    is_file = options.glue is None
-    (require_place_for if is_file else require_place_for_directory)(output=options.output)
+    require_place_for(is_directory=options.glue is not None, output=options.output)
     from bert_jax.tasks.predict import Predictor, write_submission
 
     predictor = Predictor(options.checkpoint, null_threshold=options.null_threshold)

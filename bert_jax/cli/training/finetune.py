@@ -13,7 +13,7 @@ from bert_jax.cli.options import (
     Address,
     FromCheckpoint,
     TrainingOptions,
-    require_place_for_directory,
+    require_place_for,
 )
 from bert_jax.cli.table_format import TableFormat
 from bert_jax.config.fields import REQUIRED, section, setting
@@ -107,7 +107,7 @@ class FinetuneOptions(FromCheckpoint, TaskRowsOptions, TrainingOptions):
 
 
 def run(options: FinetuneOptions) -> None:
-    require_place_for_directory(workdir=options.workdir)
+    require_place_for(is_directory=True, workdir=options.workdir)
     with Start("bert-jax finetune", **options.connection()) as start:
         spec = _spec(options)
         start.connect()

@@ -17,7 +17,7 @@ from bert_jax.cli.options import (
     Address,
     TrainingOptions,
     WithConfig,
-    require_place_for_directory,
+    require_place_for,
 )
 from bert_jax.cli.output import table
 from bert_jax.config import HookConfig, TrainConfig
@@ -87,7 +87,7 @@ class PretrainOptions(WithConfig, TrainingOptions):
 
 def run(options: PretrainOptions) -> None:
     started = time.monotonic()
-    require_place_for_directory(workdir=options.workdir)
+    require_place_for(is_directory=True, workdir=options.workdir)
     place = corpora(options.corpus)
     assert place is not None
     with Start("bert-jax pretrain", **options.connection()) as start:

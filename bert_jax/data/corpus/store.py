@@ -31,7 +31,7 @@ from bert_jax.data.offsets import Offsets
 from bert_jax.data.tokenizer.tokenizer import SpecialIds, Tokenizer, Vocabulary, load_tokenizer
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
 from bert_jax.errors import DataDamaged, UsageError
-from bert_jax.files import local, measure, read_plain
+from bert_jax.files import local, measure
 from bert_jax.progress import Progress
 
 FORMAT_VERSION = 1
@@ -174,7 +174,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     """
     file = directory / MANIFEST
     try:
-        manifest = strict_json.parse(read_plain(file))
+        manifest = strict_json.parse(file.read_bytes())
         version = manifest["format_version"]
     except (FileNotFoundError, NotADirectoryError) as error:
         if directory.is_file():

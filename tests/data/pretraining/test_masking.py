@@ -178,7 +178,7 @@ def test_a_run_says_that_it_has_too_little_room(corpus, tmp_path, monkeypatch, c
     small = ["--set", "phases.1.max_predictions=10"]
     assert main([*command, *small, "--set", "data.masked_lm_prob=0.4"]) == 2
     said = capsys.readouterr().err
-    assert "warning: phases.1.max_predictions is 10, so that a full row of 64 has 15.6 %" in said
+    assert "warning: phases.1.max_predictions is 10: a full row of 64 has 15.6 %" in said
     assert "(data.masked_lm_prob); --set phases.1.max_predictions=26\n" in said
     assert main(command) == 2
     assert "max_predictions" not in capsys.readouterr().err

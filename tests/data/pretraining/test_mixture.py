@@ -182,16 +182,9 @@ def test_a_part_of_a_mixture_is_its_source():
     assert whole.manifest["unigram_entropy_nats"] == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("weights", "said"),
-    [
-        ("code=1,talk=1", "has no weight for wiki"),
-        ("code=1,talk=1,wiki=1,kode=2", "names kode, which no `corpus` is called"),
-        ("talk=1,wiki=1,kode=2", "names kode.* and has no weight for code"),
-    ],
-)
-def test_weights_are_those_of_the_sources(weights: str, said: str):
-    with pytest.raises(UsageError, match=rf"data\.source_weights .*{said}"):
+@pytest.mark.parametrize("weights", ["code=1,talk=1", "code=1,talk=1,wiki=1,kode=2"])
+def test_weights_must_name_the_sources(weights: str):
+    with pytest.raises(UsageError, match=r"data\.source_weights .*the sources are "):
         made(options=DataConfig(source_weights=weights))
 
 

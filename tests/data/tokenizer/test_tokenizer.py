@@ -353,7 +353,6 @@ BAD_FILES = {
     "unknown.json": (wordpiece_json(unknown="<none>"), "cannot encode text"),
     "panic.json": (json.dumps(json.loads(wordpiece_json()) | {"normalizer": PANIC}), "not a token"),
     "deep.json": ("[" * 100_000, "is not JSON: nested too deeply"),
-    "repeated.json": ('{"model": {}, "model": {}}', "the key 'model' occurs twice"),
     "text.model": ("surely no protocol buffer\n", "not a SentencePiece model"),
     "empty.model": ("", "holds no pieces"),
     "folder": ({}, "neither tokenizer.json nor vocab.txt"),
