@@ -1,7 +1,7 @@
-"""The errors a user can meet, each with the exit code the supervisor acts on.
+"""The errors of the program, each with its exit code.
 
-A message names the file, field or value that is wrong and says what to do next. Codes from 2 to 8
-mean "do not restart: a restart would meet the same error", all others "restart at will".
+A message names the wrong file, field or value, and the fix. After the codes 2 to 8 a restart would
+meet the same error; after all others a supervisor may restart.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from collections.abc import Iterable
 
 
 class BertJaxError(Exception):
-    """Base of every error that is reported as one line, without a traceback. A second argument and
-    those after it are lines of their own below it: a list.
+    """Base of every error that is reported as one line, without a traceback. Further arguments are
+    lines below it: a list.
     """
 
     exit_code = 1
-    # Whether every process of the run raises it, at the same place.
+    # Whether every process of the run raises the error, at the same place.
     is_everywhere = False
 
     def __str__(self) -> str:
@@ -34,11 +34,11 @@ class UsageError(BertJaxError):
 
 
 class WorkdirTaken(UsageError):
-    """Another process trains in the workdir now: this one must write nothing there."""
+    """Another process trains in the workdir now: this process must not write there."""
 
 
 class ResumeRefused(BertJaxError):
-    """The workdir holds a run whose config or corpus differs from the one asked for."""
+    """The workdir holds a run with another config or corpus."""
 
     exit_code = 3
 
@@ -50,31 +50,31 @@ class DataDamaged(BertJaxError):
 
 
 class NoUsableCheckpoint(BertJaxError):
-    """A workdir or directory that should hold a checkpoint holds none that can be read."""
+    """A workdir or directory has no checkpoint that can be read."""
 
     exit_code = 5
 
 
 class NonFinite(BertJaxError):
-    """Too many updates had to be left out, or outputs are not finite: training on is no use."""
+    """Too many updates were skipped, or outputs are not finite."""
 
     exit_code = 6
 
 
 class Diverged(BertJaxError):
-    """The loss has stayed far above that of guessing: training on is no use."""
+    """The loss stays far above the loss of a random prediction."""
 
     exit_code = 8
 
 
 class Preempted(BertJaxError):
-    """The machine is being taken away. The state is saved; the same command goes on from it."""
+    """The machine is taken away. The state is saved; the same command resumes from it."""
 
     exit_code = 42
 
 
 class Interrupted(Preempted):
-    """Ctrl-C. The state is saved; the same command goes on from it."""
+    """Ctrl-C. The state is saved; the same command resumes from it."""
 
     exit_code = 130
 
@@ -86,73 +86,67 @@ class StorageFailed(BertJaxError):
 
 
 class Unreachable(BertJaxError):
-    """The network failed for longer than is waited for. Nothing is wrong with what is stored: the
-    same command goes on once it is back.
+    """The network failed for too long. What is stored is intact: the same command resumes once the
+    network is back.
     """
 
     exit_code = 75  # "temporary failure; the user is invited to retry" (sysexits.h)
 
 
-# A disk that is full, read-only or failing, and a place one may not write.
+# A disk that is full, read-only or failing, and a lack of permission.
 _STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
 
 
-# NumPy's words where a file did not take all of an array; it has no number of an error for that.
+# The message of NumPy for an array that was written in part; the error has no number.
 _SHORT_WRITE = re.compile(r"[0-9]+ requested and [0-9]+ written")
 
 
 def reason_of(error: OSError) -> str:
-    """Returns what the operating system refused, in its words."""
+    """Returns the message of the operating system."""
     if _SHORT_WRITE.fullmatch(str(error)):
         return os.strerror(errno.ENOSPC)
     return error.strerror or str(error)
 
 
 def exit_code_of(error: OSError) -> int:
-    """Returns the code for a refusal of the operating system: of the storage, or of a wrong
-    path.
-    """
+    """Returns the exit code for an error of the operating system: StorageFailed or UsageError."""
     is_storage = error.errno in _STORAGE_ERRORS or _SHORT_WRITE.fullmatch(str(error))
     return StorageFailed.exit_code if is_storage else UsageError.exit_code
 
 
 def with_exit_code(code: int, message: str) -> BertJaxError:
-    """Returns the error of that exit code: another process's, seen from here."""
+    """Returns an error with an exit code, such as the code of another process."""
     kinds = {kind.exit_code: kind for kind in BertJaxError.__subclasses__()}
     return kinds.get(code, BertJaxError)(message)
 
 
-# A terminal acts on controls and turns the line at the bidirectional ones; separators end a line,
-# and half a surrogate pair is no character. Joiners, marks of direction and soft hyphens stay, as
-# parts of words, and so do characters of a later Unicode than Python's.
+# Control characters, bidirectional overrides, line separators and surrogates. Joiners, marks of
+# direction and soft hyphens stay, as parts of words.
 _ACTED_ON = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def shown(text: str) -> str:
-    """Returns a text as one line of a terminal: what it would act on is written as \\x1b."""
+    """Returns a text as one line for a terminal: control characters are escaped, as \\x1b."""
     return _ACTED_ON.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def brief(value: object) -> str:
-    """Returns a value from outside as a message quotes it: one line, of bounded length and
-    depth.
-    """
+    """Returns a value for a message: one line, of bounded length and depth."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 120
     return short.repr(value)
 
 
 def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Returns what to say after an unknown `name`: the one of `names` that it resembles, if any."""
+    """Returns a hint for an unknown `name`: the nearest of `names`; "" if none is near."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f" Did you mean {brief(close[0])}?" if close else ""
 
 
 def install_command(*packages: str) -> str:
-    """Returns what to type to install optional packages: `pip install 'pyarrow>=20'`.
+    """Returns the command that installs optional packages: `pip install 'pyarrow>=20'`.
 
-    The versions are those of the extras of bert-jax as it is installed, so that the command works
-    for a clone and for a wheel.
+    The versions are those of the extras in the metadata of the installed bert-jax.
     """
     import importlib.metadata  # not for --help, which is instant
 
@@ -165,6 +159,6 @@ def install_command(*packages: str) -> str:
 
 
 def some(texts: Iterable[str], most: int = 8) -> str:
-    """Returns texts as one line: the first ones, and how many more there are."""
+    """Returns texts as one line: the first ones, and the number of the others."""
     found = list(texts)
     return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")

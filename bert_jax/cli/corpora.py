@@ -24,14 +24,14 @@ _NAMES = "a source has a name of letters, digits and _ . -, and is written as NA
 
 
 class NamedCorpus(NamedTuple):
-    """One of several corpora, and what its source is called."""
+    """One of several corpora, with the name of its source."""
 
     name: str
     directory: Path
 
 
 def named_corpus(text: str) -> NamedCorpus:
-    """Returns a corpus that is written as NAME=DIR, or DIR, whose last part is its name then."""
+    """Returns a corpus for NAME=DIR, or for DIR, with the last part of the path as its name."""
     name, equals, place = text.partition("=")
     if not equals or "/" in name or Path(text).exists():
         name, place = "", text
@@ -42,9 +42,9 @@ def named_corpus(text: str) -> NamedCorpus:
 
 
 def corpora(given: Sequence[NamedCorpus]) -> Path | dict[str, Path] | None:
-    """Returns the corpus that is given, or several by name; None for none.
+    """Returns the directory of one corpus, the directories of several by name, or None.
 
-    Raises UsageError where two have one name, and where the folder of one of several has none.
+    Raises UsageError if two of several have one name, or if a folder name is no valid name.
     """
     if len(given) < 2:
         return given[0].directory if given else None
@@ -62,5 +62,5 @@ def corpora(given: Sequence[NamedCorpus]) -> Path | dict[str, Path] | None:
 
 
 CorpusDirectory = Annotated[Path, corpus_directory]
-# Of an option that may be repeated.
+# The type of a repeated option.
 Corpora = tuple[Annotated[NamedCorpus, named_corpus], ...]

@@ -1,4 +1,4 @@
-"""The options of files of rows, which fine-tuning and prediction share."""
+"""Options of table files, shared by fine-tuning and prediction."""
 
 from typing import Any, ClassVar, Literal
 
@@ -9,7 +9,7 @@ from bert_jax.errors import UsageError
 
 @section
 class TableFormat(Verb):
-    """How a file is written."""
+    """The format of a table."""
 
     GROUP: ClassVar = ("tables", None)
     columns: str | None = setting(

@@ -228,11 +228,6 @@ def damaged(tmp_path, corpus):
     return shutil.copytree(corpus, tmp_path / "damaged")
 
 
-def test_a_directory_that_is_no_corpus(tmp_path, config, refused):
-    said = refused(2, "pretrain", config, "--corpus", tmp_path, "--workdir", tmp_path / "w")
-    assert f"{tmp_path} is not a corpus" in said
-
-
 def test_an_altered_vocabulary_of_the_right_size(tmp_path, config, damaged, refused):
     """Two words are exchanged: checks of sizes and ranges pass."""
     folder = damaged / "tokenizer"

@@ -255,19 +255,14 @@ def test_a_run_beyond_its_end(tmp_path, trained, corpus, capsys):
     assert (workdir / "config.json").read_bytes() == before
 
 
-def test_a_workdir_of_an_interrupted_start_is_free(tmp_path, trained, corpus, capsys):
-    workdir = tmp_path / "run"
-    shutil.copytree(trained / "tokenizer", workdir / "tokenizer")
-    command = ["pretrain", str(trained / "config.json"), "--corpus", str(corpus)]
-    short = '[{"sequence_length": 32, "steps": 10, "global_batch_size": 16, "max_predictions": 5}]'
-    command += ["--workdir", str(workdir), "--set", f"phases={short}"]
-    command += ["--set", "optimizer.warmup_steps=2"]
-    # A folder of the user.
-    assert main(command) == 2
-    assert "is not empty and holds no run" in capsys.readouterr().err
-    (workdir / "config.json.new").touch()
-    assert main(command) == 0
-    assert checkpoint.steps(workdir)[-1] == 10
+def test_a_workdir_of_an_interrupted_start_is_free(tmp_path):
+    """A folder of the user with the same files is not."""
+    (tmp_path / "tokenizer").mkdir()
+    assert not run_directory.is_free(tmp_path)
+    (tmp_path / "config.json.new").touch()
+    assert run_directory.is_free(tmp_path)
+    (tmp_path / "cat.jpg").touch()
+    assert not run_directory.is_free(tmp_path)
 
 
 def test_the_verb_checkpoints(saved, capsys, trained):
