@@ -1,4 +1,4 @@
-"""A fake cloud for one test: writes the fake programs and a scenario, runs launch scripts in it."""
+"""A fake cloud for one test: installs fake programs, writes a scenario, runs launch scripts."""
 
 import fcntl
 import json
@@ -19,69 +19,69 @@ ROOT = Path(__file__).parents[2]
 WHERE = ("--project=p", "--zone=z", "--name=pod")
 WHAT = ("--config=bert_large_64core", "--corpus=/data/corpus", "--workdir=gs://b/run")
 STAGED = (WHAT[0], "--corpus=gs://b/corpus", WHAT[2])  # from a bucket
-_TYPES = {1: "v4-8", 2: "v4-16", 16: "v4-128"}
-# What is sent to hosts is small: of most parts one file, since no fake program reads them.
+_TYPES = {1: "v4-8", 2: "v4-16"}
+# The launcher sends these files to the hosts. No fake program reads them, so one per part suffices.
 _PARTS = ("bert_jax/__init__.py", "bert_jax_lab/__init__.py", "studies/electra.py",
           "examples/smoke.sh", "tpu_setup.sh", "requirements-tpu.lock", "pyproject.toml",
           "README.md", "LICENSE")  # fmt: skip
 
 
 def wait_until(condition, process=None, seconds: float = HUNG) -> None:
-    """Until it holds; a test fails where the process ends before, or the time does."""
+    """Waits for a condition; fails when the process has ended before, or after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if (process and process.poll() is not None) or time.monotonic() > deadline:
             if process:
-                process.kill()  # or nobody would ever read the end of what it says
-            pytest.fail(f"it never came to pass: {process and process.communicate()}")
+                process.kill()  # closes the pipes, which are read below
+            pytest.fail(f"the condition was not met: {process and process.communicate()}")
         time.sleep(0.01)
 
 
 def in_shell(script: str, *words: str) -> str:
-    """Returns what a script prints that has the functions of launch/common.sh."""
+    """Returns the output of a script that can call the functions of launch/common.sh."""
     command = ["bash", "-c", f". {ROOT}/launch/common.sh; {script}", "-", *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def check_unit(unit: Path, text: str, setting: str) -> None:
-    """systemd-analyze has nothing against this unit, and sees a setting that means nothing."""
+    """systemd-analyze accepts this unit, and reports an unknown setting."""
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed")
     for found, expected in ((text, False), (text.replace(setting, f"{setting}?"), True)):
         unit.write_text(found)
         done = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True)
-        # It speaks of the units of this machine, too.
+        # Its output also has problems of other units of this machine.
         assert (unit.name in done.stdout + done.stderr) == expected, done.stdout + done.stderr
 
 
 _SCENARIO: dict[str, Any] = {
-    "creations": [["ACTIVE"]],  # what the describe calls of each say in turn, the last for ever
-    "trainer": [0],  # the exit code of each of its starts, or a list of one for each host
+    "creations": [["ACTIVE"]],  # per request: the states of successive describe calls
+    "trainer": [0],  # the exit code of each start, or a list with one per host
     "events": [],  # see `failing`
-    "doctor": [0, 0],  # its codes on each host, or "real" for the real one
-    "real_trainer": "",  # HOST:PORT at which real trainers meet
+    "doctor": [0, 0],  # its exit code per host, or "real"
+    "real_trainer": "",  # HOST:PORT of the coordinator of real trainers
     "environment": {},  # of the hosts
     "devices": 4,
-    "boots": False,  # whether hosts execute the startup script when they are made
-    "api_code": 0,  # what the TPU API says to a host; 0: by what there is
-    "states": [],  # what there is: what the cloud will say of it in turn
-    "current": "",  # and what it said last
-    "rsync_limits": [],  # how many files each rsync copies before it is interrupted
+    "boots": False,  # whether new hosts execute the startup script
+    "api_code": 0,  # the HTTP code of the TPU API; 0: by the state
+    "states": [],  # the next states of the resource; empty: no resource
+    "current": "",  # the last state
+    "rsync_limits": [],  # the files that each rsync copies before it fails
 }
 
 
 def failing(match: str, *times: int, **how: object) -> dict[str, Any]:
-    """Returns a scenario in which these calls, or all, that match do not go well.
+    """Returns a scenario in which calls that match fail: the calls of these numbers, or all.
 
-    A call is HOST PROGRAM ARGUMENT..., and `how` is one of fails=MESSAGE, loses=True (its answer),
-    deaf=HOSTS (to it), and states=STATES (that the machine has from then on).
+    A call is HOST PROGRAM ARGUMENT..., and `how` is one of fails=MESSAGE, loses=True (the answer is
+    lost), deaf=HOSTS (that do not answer), and states=STATES (of the machine from then on).
     """
     return {"events": [{"match": match, **({"times": times} if times else {}), **how}]}
 
 
 class Cloud:
-    """A v4-8 has one host, a v4-16 two and a v4-128 sixteen, with four devices each."""
+    """A v4-8 with one host, or a v4-16 with two, each with four devices."""
 
     def __init__(self, directory: Path, *, number_of_hosts: int = 2, **scenario: Any) -> None:
         self.directory = directory
@@ -107,12 +107,12 @@ class Cloud:
         (directory / "boot_id").write_text("b007-1\n")
 
     def up(self, seconds: int) -> None:
-        """How long all hosts have been up, as /proc/uptime would say."""
+        """Sets the uptime of all hosts, in the format of /proc/uptime."""
         (self.directory / "uptime.new").write_text(f"{seconds}.00 1.0\n")
         (self.directory / "uptime.new").replace(self.directory / "uptime")
 
     def reset(self) -> None:
-        """Power off, as a reset does it: nothing runs there any more."""
+        """Powers the hosts off without a signal to their processes."""
         self.run("kill_units")
 
     def environment_of(self, host: str, settings: dict[str, str]) -> dict[str, str]:
@@ -120,7 +120,7 @@ class Cloud:
 
     @property
     def environment(self) -> dict[str, str]:
-        """All that a script gets: nothing of the machine but its plain programs."""
+        """The whole environment of a script: only the plain programs of this machine."""
         return {
             "PATH": f"{self.directory / 'bin'}:/usr/bin:/bin",
             "HOME": str(self.directory / "home"),
@@ -133,8 +133,8 @@ class Cloud:
     def start(
         self, *command: str | Path, settings: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """With a stdin that is at its end: what asks a question gets no answer."""
-        # What a shell has put into the background does not hear SIGINT, and below nohup no SIGHUP.
+        """Starts a command with an empty stdin, so that a question gets no answer."""
+        # A background process of a shell ignores SIGINT, and below nohup SIGHUP.
         heard = ("/usr/bin/env", "--default-signal=INT,HUP")
         pipe = subprocess.PIPE
         process = subprocess.Popen(
@@ -152,7 +152,7 @@ class Cloud:
         code: int = 0,
         says: str = "",
     ) -> subprocess.CompletedProcess[str]:
-        """Runs it to its end, which has to be with this code, and with this on stderr."""
+        """Runs a command; requires this exit code, and this text on stderr."""
         process = self.start(*command, settings=settings)
         out, err = process.communicate(timeout=HUNG)
         assert process.returncode == code and says in err, (process.returncode, err, out)
@@ -163,19 +163,19 @@ class Cloud:
         return self.run(*words, settings=settings, code=code, says=says)
 
     def stop_units(self) -> None:
-        """The hosts shut down: systemd stops the units, which may save."""
+        """Shuts the hosts down: systemd stops the units, so trainers save."""
         for host in self.hosts:
             given = self.environment_of(host, {})
             self.run("systemctl", "stop", "bert-jax", settings=given)
 
     def started(self, *options: str) -> subprocess.Popen[str]:
-        """Returns a `launch/tpu run` whose hosts train."""
+        """Returns a `launch/tpu run` with trainers that run."""
         run = self.start(self.launcher, "run", *self.options, *WHAT, *options)
         wait_until(lambda: len(self.state()["starts"]) == len(self.hosts), run)
         return run
 
     def on_host(self, *command: str | Path, code: int = 0, **settings: str):
-        """As on worker 0."""
+        """Runs a command on worker 0."""
         given = self.environment_of("pod-w-0", settings)
         return self.run(*command, settings=given, code=code)
 
@@ -184,7 +184,7 @@ class Cloud:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def commands(self) -> list[str]:
-        """Returns what changed something, in order."""
+        """Returns the calls that change something, in order."""
         lines = [" ".join(call["argv"]) for call in self.calls()]
         return [name for line in lines for part, name in _CHANGES.items() if part in line]
 
@@ -192,7 +192,7 @@ class Cloud:
         return json.loads((self.directory / "state.json").read_text())
 
     def set_states(self, *states: str) -> None:
-        """Sets what the cloud says of the resource from now on, whatever it was about to say."""
+        """Replaces the next states of the resource."""
         self.change(states=states, current=(*states, "")[0])
 
     def change(self, **values: Any) -> None:
@@ -202,7 +202,7 @@ class Cloud:
             (self.directory / "state.new").replace(self.directory / "state.json")
 
     def store(self, name: str, text: str) -> Path:
-        """Makes an object of a bucket, BUCKET/PATH."""
+        """Writes an object BUCKET/PATH."""
         path = self.directory / "buckets" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -212,7 +212,7 @@ class Cloud:
         return self.directory / "hosts" / self.hosts[number]
 
     def close(self) -> None:
-        """Ends what a test that failed has left: launchers, and units on the hosts."""
+        """Ends the launchers and units that a failed test has left."""
         for process in self.processes:
             with process:  # which closes its pipes
                 if process.poll() is None:

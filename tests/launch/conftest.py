@@ -1,4 +1,4 @@
-"""A fake cloud for each test, made with the scenario of the test and emptied after it."""
+"""A fake cloud with the scenario of a test, emptied after the test."""
 
 from collections.abc import Callable, Iterator
 

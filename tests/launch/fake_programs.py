@@ -1,13 +1,13 @@
-"""The programs that the launch scripts call, faked: a cloud in a directory, its hosts as folders.
+"""Fakes of the programs that launch scripts call: a cloud in a directory, a folder per host.
 
 Small wrappers on the PATH call `main` with NAME ARGUMENT... in sys.argv. The module uses only the
 standard library, so that a call takes milliseconds. The directory, $FAKE_CLOUD, has
 
-    state.json       what is to happen, and what has happened; see `cloud.py`
+    state.json       the scenario and the state; see `cloud.py`
     log.jsonl        every call of every program: {"program", "host", "argv"}
     buckets/         gs://BUCKET/PATH
     hosts/NODE-w-I/  the home directory of a host; it also holds its units
-    startup          the startup script of the machine's request
+    startup          the startup script of the request
 """
 
 import contextlib
@@ -27,7 +27,7 @@ HOSTS = SCENARIO.get("hosts", ())
 
 @contextlib.contextmanager
 def state():
-    """Yields what has happened. One program at a time reads and changes it."""
+    """Yields the state, which one program at a time reads and changes."""
     with (CLOUD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         path = CLOUD / "state.json"
@@ -69,7 +69,7 @@ def gcloud(argv: list[str]) -> int:
             ("tpu-vm", "scp"): scp,
         }[words[2], words[3]]
         code = call(now, words[4:], argv)
-    # Afterwards, because the caller may be on one of the hosts.
+    # After the answer, because the caller may run on one of the hosts.
     if code == 0 and call is delete:
         kill_units()
     if code == 0 and call is create and SCENARIO["boots"]:
@@ -137,7 +137,7 @@ def scp(now: dict, words: list[str], argv: list[str]) -> int:
 
 
 def boot(_: object = None) -> None:
-    """On each host systemd starts the enabled units, and Google's agent the startup script."""
+    """Boots each host: systemd starts the enabled units, Google's agent the startup script."""
     import subprocess
 
     for host in HOSTS:
@@ -249,7 +249,7 @@ def systemd_run(argv: list[str]) -> int:
 
 
 def unit(_: object = None) -> int:
-    """Runs the trainer's unit as systemd does: it restarts after the codes that the unit names."""
+    """Runs the trainer's unit as systemd does, with its restarts."""
     import subprocess
 
     home = Path(os.environ["HOME"])
@@ -294,7 +294,7 @@ def pid_of(file: Path) -> int | None:
 
 
 def kill_units(_: object = None) -> None:
-    """Power off: no process of a host is told."""
+    """Powers the hosts off without a signal to their processes."""
     for name in ("unit.pid", "main.pid", "cap.pid"):
         found = [pid for file in (CLOUD / "hosts").glob(f"*/{name}") if (pid := pid_of(file))]
         for pid in sorted(found, key=lambda pid: pid == os.getpgrp()):  # the caller's group is last
@@ -348,7 +348,7 @@ esac""",
 
 
 def install(folder: Path) -> None:
-    """Installs all programs of a laptop and of a host, and what acts on the hosts from outside."""
+    """Installs all programs of a laptop and of a host, and the programs that control hosts."""
     for name in ("gcloud", "systemd-run", "python3", "curl", "boot", "kill_units", "unit"):
         wrapper(folder / name, name)
     for name, text in _SHELLS.items():
@@ -400,7 +400,7 @@ def venv_python(argv: list[str]) -> int:
         return SCENARIO["doctor"][HOSTS.index(os.environ["FAKE_HOST"])]
     if argv[:2] == ["-m", "bert_jax"]:
         if SCENARIO["real_trainer"]:
-            # These hosts are no TPU: the processes are told where they meet.
+            # Without a TPU, the processes need the address of the coordinator.
             number = str(HOSTS.index(os.environ["FAKE_HOST"]))
             place = SCENARIO["real_trainer"]
             told = ["--coordinator", place, "--num-processes", str(len(HOSTS)), "--process-id"]

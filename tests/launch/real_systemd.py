@@ -1,7 +1,7 @@
-"""A real systemd as a host of its own: in namespaces, on a layer over this system.
+"""A real systemd as a separate host: in namespaces, on an overlay of this system.
 
-It needs root, Linux 5.6, cgroup2 and systemd (apt-get install systemd). What it boots is the
-smallest there is, hence neither devices nor the network of the machine are touched.
+It needs root, Linux 5.6, cgroup2 and systemd (apt-get install systemd). It boots a minimal system
+that uses neither the devices nor the network of the machine.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ SYSTEMD = Path("/lib/systemd/systemd")
 
 
 def _cgroups() -> Path | None:
-    """Returns where the first cgroup2 of this system is."""
+    """Returns the mount point of the first cgroup2 of this system."""
     mounts = Path("/proc/mounts")
     lines = [line.split() for line in mounts.read_text().splitlines()] if mounts.exists() else []
     return next((Path(place) for _, place, kind, *_ in lines if kind == "cgroup2"), None)
 
 
-# Units that every system begins by itself, and that would touch what is not this host's.
+# Default units that would act on the machine itself.
 _MASKED = ("getty.target", "systemd-udevd.service", "systemd-logind.service",
            "systemd-modules-load.service", "systemd-sysctl.service", "systemd-remount-fs.service",
            "systemd-journald-audit.socket", "systemd-networkd.service", "systemd-resolved.service",
@@ -52,8 +52,8 @@ exec chroot . env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin \
 
 
 class Systemd:
-    """Boots, resets and removes a host. Its disk is in `directory`, and what is in `shared` is seen
-    there, too; all of its units have `environment`.
+    """Boots, resets and removes a host with its disk in `directory`. The host sees the folder
+    `shared`, and its units have `environment`.
     """
 
     def __init__(self, directory: Path, shared: Path, environment: dict[str, str]) -> None:
@@ -73,9 +73,7 @@ class Systemd:
         self._unshare: subprocess.Popen[bytes] | None = None
 
     def boot(self) -> None:
-        """Returns when all that begins with the system has begun. Raises OSError where none can be
-        booted.
-        """
+        """Returns after all units have started. Raises OSError if no systemd can be booted."""
         self.reset()
         if self._cgroup is None or os.geteuid() or not SYSTEMD.exists():
             raise OSError("it needs root, cgroup2 and systemd")
@@ -90,14 +88,14 @@ class Systemd:
         until = time.monotonic() + 60
         while self.run("systemctl", "is-system-running").stdout not in ("running\n", "degraded\n"):
             if self._unshare.poll() is not None:
-                raise OSError("it ended: may this system have an overlay, and namespaces?")
+                raise OSError("systemd has ended: overlays or namespaces may be forbidden here")
             assert time.monotonic() < until, self.run("systemctl", "list-jobs").stdout
             time.sleep(0.1)
 
     def run(self, *command: str | Path, **settings: str) -> subprocess.CompletedProcess[str]:
-        """Runs a command there, as root."""
+        """Runs a command on the host, as root."""
         if (init := self.init()) is None:
-            return subprocess.CompletedProcess(command, 1, "", "it is off")
+            return subprocess.CompletedProcess(command, 1, "", "the host is off")
         namespaces = ("--mount", "--uts", "--ipc", "--pid", "--cgroup", "--root", "--wd")
         clean = ("env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root")
         given = (f"{name}={value}" for name, value in settings.items())
@@ -106,7 +104,7 @@ class Systemd:
         return subprocess.run(words, stdin=nothing, capture_output=True, text=True, timeout=60)
 
     def init(self) -> int | None:
-        """Returns the process here that is the first one there, if it is on."""
+        """Returns the process id of the host's systemd, or None if the host is off."""
         if self._unshare is None or self._unshare.poll() is not None:
             return None
         with contextlib.suppress(OSError, ValueError):
@@ -117,7 +115,7 @@ class Systemd:
         return None
 
     def reset(self) -> None:
-        """Power off, as a reset does it: nothing of it is told."""
+        """Powers off without a signal to the processes of the host."""
         if self._unshare is not None:
             if (init := self.init()) is not None:
                 os.kill(init, signal.SIGKILL)
@@ -131,6 +129,6 @@ class Systemd:
         until = time.monotonic() + 10
         while self._cgroup is not None and self._cgroup.exists() and time.monotonic() < until:
             for folder, _, _ in os.walk(self._cgroup, topdown=False):
-                with contextlib.suppress(OSError):  # its processes are not gone yet
+                with contextlib.suppress(OSError):  # its processes have not ended yet
                     os.rmdir(folder)
             time.sleep(0.05)

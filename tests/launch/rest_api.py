@@ -1,4 +1,4 @@
-"""The TPU API and the metadata server on loopback, as far as launch/boot.sh asks them."""
+"""The TPU API and the metadata server on loopback: the requests of launch/boot.sh."""
 
 import http.server
 import json
@@ -10,7 +10,7 @@ _DONE = {"name": "projects/p/locations/z/operations/o", "done": True, "response"
 
 
 class Api(http.server.ThreadingHTTPServer):
-    """Queued resources by name, and the requests that came."""
+    """Queued resources by name, and the requests received."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -19,7 +19,7 @@ class Api(http.server.ThreadingHTTPServer):
         self.requests: list[tuple[str, str]] = []
         self.tokens: set[str | None] = set()  # the Authorization headers of requests to the TPU API
         self.silent, self.refusal = False, 0  # no answer; a code for each request
-        self.faults: list[str] = []  # errors of this module, which a client takes for an outage
+        self.faults: list[str] = []  # errors of this module, which look like an outage to a client
 
     def __enter__(self):
         self.thread = threading.Thread(target=self.serve_forever, args=(0.01,))

@@ -1,8 +1,8 @@
-"""The machine ends its own costs: launch/boot.sh, by hand, where each host would run it.
+"""The machine limits its own cost: launch/boot.sh as each host runs it.
 
-Time is a file with the uptime, so that an hour takes no time; the metadata server and the TPU API
-are a server on loopback, asked by the real curl. There is no gcloud: its snap is mounted some time
-after a boot.
+Time is a file with the uptime, so that an hour takes no time. The metadata server and the TPU API
+are a server on loopback, called by the real curl. There is no gcloud, because its snap is mounted
+some time after a boot.
 """
 
 import os
@@ -23,7 +23,7 @@ _TPU = "/v2/projects/p/locations/z"
 
 
 class Machine:
-    """A host whose request has this startup script; its disk outlives its boots."""
+    """A host with this startup script; its disk survives reboots."""
 
     def __init__(self, here: Cloud, api: Api) -> None:
         self.here, self.api = here, api
@@ -51,7 +51,7 @@ class Machine:
         self.run("bash", self.here.directory / "startup", *words)
 
     def boot(self, *, with_startup: bool = True) -> None:
-        """Power off as a reset does it, then systemd's enabled units, then Google's agent."""
+        """Powers off without a signal; then starts the enabled units, then Google's agent."""
         self.off()
         (self.here.directory / "boot_id").write_text(f"b007-{time.monotonic_ns()}\n")
         self.here.up(10)
@@ -69,7 +69,7 @@ class Machine:
             self.run("systemctl", "--no-block", "start", "bert-jax-cap")
 
     def look(self) -> list[str]:
-        """Returns the requests to delete, after the unit has looked some more times."""
+        """Returns the requests to delete after three more checks of the unit."""
         account, seen = self.disk / "account", set()
         while len(seen) < 4:
             wait_until(lambda: account.exists() and account.stat().st_mtime_ns not in seen)
@@ -89,7 +89,7 @@ class Machine:
         self.look()
 
     def saves(self) -> None:
-        """It is being stopped."""
+        """The unit is being stopped."""
         (self.here.home() / "unit.stopping").touch()
 
     def ends(self) -> None:
@@ -99,18 +99,18 @@ class Machine:
             self.trainer.wait()
 
     def play(self, life: str) -> None:
-        """Plays words and uptimes: `600-` is one at which it lives, `601+` one at which it goes."""
+        """Plays words and uptimes: `600-` requires the TPU at 600 s, `601+` its deletion at 601."""
         for word in life.split():
             if word in ("boot", "trains", "saves"):
                 getattr(self, word)()
-            elif word == "unit":  # the enabled unit alone: the agent gets no metadata this time
+            elif word == "unit":  # the enabled unit only: the agent has no metadata
                 self.boot(with_startup=False)
             elif word == "ends":
                 self.ends()
                 self.look()
             elif word == "kept":
                 self.write(KEEP=1)
-            elif word == "more":  # hours, by `launch/tpu run --max-hours`; boots bring the old text
+            elif word == "more":  # `launch/tpu run --max-hours`; a boot still has the old script
                 self.write(MAX_SECONDS=172_800)
                 self.startup("again")
                 self.write()
@@ -158,23 +158,23 @@ LIVES = {
 
 
 @pytest.mark.parametrize("life", LIVES)
-def test_it_goes_when_it_should(machine, life):
+def test_the_tpu_is_deleted_at_its_limit(machine, life):
     machine.play(LIVES[life])
 
 
-def test_no_minutes_after_its_end_are_not_while_it_trains(machine):
+def test_an_end_limit_of_zero_does_not_end_a_trainer(machine):
     machine.write(END_SECONDS=0)
     machine.play("boot trains 5000- ends 5030+")
 
 
-def test_what_it_asks_and_says(machine, api):
-    """A token that no list of processes shows; the request that launch/tpu makes, too."""
+def test_requests_and_messages_of_a_deletion(machine, api):
+    """The token is not in the list of processes, and a refused deletion is logged."""
     curl = machine.here.directory / "bin/curl"
     asked = machine.here.directory / "curls"
     program(curl, f'#!/bin/bash\necho "$*" >>{asked}\nexec {shutil.which("curl")} "$@"\n')
     machine.play("boot 3600+")
     wait_until(lambda: f"{_TPU}/nodes/pod" in machine.look())
-    # What is left when the resource is gone may be a node that no queued resource has made.
+    # Without a queued resource, the node is deleted.
     assert set(machine.look()) == {f"{_TPU}/queuedResources/pod?force=true", f"{_TPU}/nodes/pod"}
     assert "no trainer has started for 60 minutes: deleting this TPU: HTTP 200" in machine.log()
     assert api.tokens == {"Bearer host"}
@@ -186,7 +186,7 @@ def test_what_it_asks_and_says(machine, api):
     )
 
 
-def test_an_account_that_is_lost_counts_from_boot(machine):
+def test_a_lost_account_counts_from_the_boot(machine):
     machine.play("boot trains 72000-")
     for text in ("", "b007-1 $(touch x) 0 0 0\n", "b007-2 a[0] 08 9 1\n", "\0\0", "x" * 99_999):
         machine.here.reset()
@@ -198,13 +198,13 @@ def test_an_account_that_is_lost_counts_from_boot(machine):
 
 def test_a_full_disk_does_not_end_the_count(machine):
     machine.play("boot")
-    (machine.disk / "account.new").mkdir()  # nothing can be written there
+    (machine.disk / "account.new").mkdir()  # makes the write fail
     machine.here.up(3600)
     wait_until(machine.deletes)
 
 
-def test_systemd_finds_no_fault_in_the_unit(machine):
-    # No clock is asked but to say when.
+def test_the_unit_is_valid(machine):
+    # The clock is only used in log messages.
     assert not re.search(r"\bdate\b(?! '\+%F %T')", (ROOT / "launch/boot.sh").read_text())
     machine.play("boot")
     unit = machine.here.home() / "units/bert-jax-cap.service"

@@ -16,7 +16,7 @@ from tests.launch.fake_programs import program
 from tests.limits import HUNG
 
 _LAUNCH = ROOT / "launch"
-# The number in the name of each type, from the pages that launch/accelerators.tsv names.
+# The numbers in the names of types, from the pages that launch/accelerators.tsv cites.
 _TYPES = {
     "v2": "8 32 128 256 512",
     "v3": "8 32 64 128 256 512 1024 2048",
@@ -55,19 +55,18 @@ def test_flags_name_known_generations_once():
     assert len(seen) == len(set(seen)) and {name for name, _ in seen} == generations
 
 
-def test_the_lock_pins_by_hash_what_belongs_together():
+def test_the_lock_has_the_packages_of_a_host():
     text = (ROOT / "requirements-tpu.lock").read_text()
     pins = dict(re.findall(r"^([\w.-]+)(?:\[\w+\])?==([^ ;]+)", text, re.M))
-    assert pins["jax"] == pins["jaxlib"] and "libtpu" in pins
-    assert "tensorflow-cpu" in pins and "hatchling" in pins
+    assert (
+        pins["jax"] == pins["jaxlib"] and {"libtpu", "tensorflow-cpu", "hatchling"} <= pins.keys()
+    )
     assert not {"tensorflow", "tensorflow-tpu", "bert-jax"} & pins.keys()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for extra, wanted in {"": project["dependencies"], **extras}.items():
-        if extra not in ("", "tpu", "gcs", "wandb"):
-            continue
+    for wanted in (project["dependencies"], extras["tpu"], extras["gcs"], extras["wandb"]):
         names = {re.split(r"[^\w-]", requirement)[0] for requirement in wanted}
-        assert names - {"bert-jax", "tensorflow"} <= pins.keys(), extra
+        assert names - {"bert-jax", "tensorflow"} <= pins.keys()
     packages = re.split(r"\n(?=[a-z])", text)[1:]
     assert len(packages) == len(pins)
     assert all("--hash=sha256:" in package for package in packages)
@@ -77,7 +76,7 @@ def test_the_lock_pins_by_hash_what_belongs_together():
 
 
 def test_the_jobset_is_one_slice_that_plan_knows():
-    """The fields of a host agree with launch/accelerators.tsv. Every value to edit is marked."""
+    """The host fields agree with launch/accelerators.tsv, and every value to edit is marked."""
     yaml = pytest.importorskip("yaml")
     text = (_LAUNCH / "jobset.yaml").read_text()
     jobset = yaml.safe_load(text)
@@ -103,8 +102,7 @@ def test_the_jobset_is_one_slice_that_plan_knows():
 # --- SkyPilot ------------------------------------------------------------------------------------
 
 _ENVS = {"CORPUS": "gs://b/corpus", "WORKDIR": "gs://b/run"}
-# The fields used here that get_task_schema and get_resources_schema of SkyPilot 0.14.1
-# (sky/utils/schemas.py) allow.
+# The fields that sky.yaml uses; the schemas of SkyPilot 0.14.1 (sky/utils/schemas.py) allow them.
 _FIELDS = {"name", "resources", "workdir", "envs", "setup", "run"}
 _RESOURCES = {"accelerators", "accelerator_args", "use_spot", "any_of", "autostop", "job_recovery"}
 _RECOVERY = {"strategy", "max_restarts_on_errors", "recover_on_exit_codes"}
@@ -125,7 +123,7 @@ def test_the_skypilot_task(task):
     name = resources["accelerators"].removeprefix("tpu-")
     host = (task["envs"]["GENERATION"], resources["accelerator_args"]["runtime_version"])
     assert in_shell(f'accelerator {name}; echo "$GENERATION $RUNTIME"').split() == [*host]
-    # Values without a default must be given: the limit is one of them.
+    # Values without a default are required, so the limit is required.
     required = {name for name, value in task["envs"].items() if value is None}
     assert required == {*_ENVS, "UNTIL"}
 
@@ -143,7 +141,7 @@ def run(task, tmp_path):
         given = {name: str(value) for name, value in task["envs"].items() if value is not None}
         machine = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path / "home")}
         until = {"UNTIL": str(int(time.time() + seconds)), "TRAINER": trainer, "STAGE": stage}
-        for name in ("wiki", "code", "corpus"):  # gcloud's copy
+        for name in ("wiki", "code", "corpus"):  # the copy by gcloud
             place = tmp_path / f"home/bert-jax/corpus/{name}/corpus.json.new"
             place.parent.mkdir(parents=True, exist_ok=True)
             place.touch()

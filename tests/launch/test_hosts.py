@@ -24,7 +24,7 @@ def set_up(here, *options: str, code: int = 0):
 
 
 def test_a_second_setup_installs_only_what_changed(cloud):
-    """The package each time, the environment after a change of the lock or a failure."""
+    """The package each time; the environment after a change of the lock or a failure."""
     here = cloud(**failing("uv .* sync ", fails="no"))
     copy = here.launcher.parents[1]
     set_up(here, code=33)
@@ -40,7 +40,7 @@ def test_a_second_setup_installs_only_what_changed(cloud):
     whole = ["venv", "sync", "install"]
     verbs = [word for argv in calls for word in whole if word in argv[:3]]
     assert verbs == [*whole[:2], *whole, "install", *whole]
-    # The check has the limits of the trainer, which locks memory.
+    # The check has the memory limit of the trainer.
     checks = [call["argv"] for call in here.calls() if call["program"] == "systemd-run"]
     assert {"--wait", "--pipe", "--property=LimitMEMLOCK=infinity"} < set(checks[0])
     assert not (here.home() / "libtpu_lockfile").exists()
@@ -56,7 +56,7 @@ def test_a_second_setup_installs_only_what_changed(cloud):
         (30, "not a TPU host by its metadata", {}, ""),
         (32, "uv cannot download Python", failing("uv .* venv ", fails="no"), _TYPE),
         (35, "sees 3 devices on this host; a host of v4-8 has 4", {"devices": 3}, "v4-8"),
-        # One host of several is checked alone, which a healthy slice may refuse.
+        # A healthy slice may reject a check of one host.
         (0, "warning: JAX sees 3 devices on this host; a host of v4-16", {"devices": 3}, _TYPE),
     ],
 )  # fmt: skip
@@ -86,13 +86,13 @@ def test_an_interrupted_copy_of_a_corpus_resumes(cloud, corpus):
 
     assert "gs://b/corpus was not copied" in stage(4)
     shutil.copytree(corpus, here.directory / "buckets" / "b" / "corpus")
-    # A directory without corpus.json is no corpus; the files that arrived stay.
+    # A directory without corpus.json is not a corpus; the copied files stay.
     stage(4)
     assert {p.name for p in place.iterdir() if p.is_file()} == {"corpus.json.new"}
     assert sum(p.is_file() for p in place.rglob("*")) == 1 + 1
     stage()
     open_corpus(place)
-    # A truncated file is copied again, and no other.
+    # Only a truncated file is copied again.
     victim = next((place / "train").glob("*.tokens.npy"))
     victim.write_bytes(victim.read_bytes()[:-10])
     assert stage().count("copied train") == 1
@@ -116,7 +116,7 @@ def worker(here, *arguments: str, code: int = 0, **settings: str):
 
 
 def with_trainer(here) -> Path:
-    """Returns the installation of a host, with a checkout, and the trainer above as its Python."""
+    """Returns an installation with a checkout and the trainer above in place of Python."""
     place = here.home() / "bert-jax"
     shutil.copytree(ROOT / "launch", place / "src" / "launch")
     program(place / "venv/bin/python", _TRAINER)
@@ -127,9 +127,9 @@ def with_trainer(here) -> Path:
 @pytest.mark.parametrize(
     ("found", "code"),
     [
-        (4, 4),  # the run would end with this code: nothing is trained
+        (4, 4),  # the trainer is not started: it would end with the same code
         (1, 3),  # the doctor itself failed
-        (124, 3),  # or was slow
+        (124, 3),  # the doctor timed out
     ],
 )
 def test_the_doctor_is_asked_before_the_trainer_starts(cloud, found, code):
@@ -172,12 +172,12 @@ def test_the_unit_saves_at_sigterm_and_keeps_the_code(cloud):
     )
     here.stop_units()
     assert worker(here, "state").stdout == "42\n" and not (place / "exit").exists()
-    # The log is in the bucket, because the host may be gone tomorrow.
+    # The bucket has the log, because the host may be deleted.
     assert "exit code 42" in next(here.bucket.glob("logs/*.log")).read_text()
     worker(here, "start", "quick")
     wait_until((place / "exit").exists)
     wait_until(lambda: worker(here, "state").stdout == "3\n")
-    # At a boot the unit does not start a run that has ended.
+    # A boot does not start a finished run again.
     worker(here, "state")
     here.on_host("systemctl", "start", "bert-jax")
     wait_until(lambda: worker(here, "state").stdout == "3\n")
@@ -188,8 +188,8 @@ def test_the_unit_saves_at_sigterm_and_keeps_the_code(cloud):
 # --- values from outside -------------------------------------------------------------------------
 
 
-def test_no_word_of_a_run_is_executed(cloud):
-    """Each word is quoted on its way to the hosts, and arrives as it was written."""
+def test_arguments_of_a_run_are_not_executed(cloud):
+    """Each argument is quoted, and reaches the hosts unchanged."""
     here = cloud(number_of_hosts=1)
     mark = here.directory / "mark"
     words = [v.replace("MARK", str(mark)) for v in (*hostile.COMMANDS, *hostile.ODD_NAMES[2:])]
@@ -203,7 +203,7 @@ def test_no_word_of_a_run_is_executed(cloud):
     assert found[-len(words) - 2 : -2] == words and found[-1] == corpus.removeprefix("--corpus=")
 
 
-def test_no_answer_of_the_cloud_or_of_a_host_is_executed(cloud):
+def test_answers_of_clouds_and_hosts_are_not_executed(cloud):
     here = cloud(number_of_hosts=1, trainer=["waits"])
     value = f"a[$(touch${{IFS}}{here.directory}/pwned)]"
     run = here.started()
@@ -222,19 +222,17 @@ _LED = [n for n in hostile.NAMES if n not in ("", "a/", "x" * 256, "a\u2028b") a
 @pytest.mark.parametrize(
     ("option", "prefix", "values"),
     [
-        (option, "", (*hostile.COMMANDS, *hostile.NUMBERS[:6]))
+        (option, "", hostile.COMMANDS)
         for option in ("--project", "--zone", "--name", "--type", "--capacity", "--max-hours",
                        "--tail", "--service-account")
     ] + [
         (option, "gs://b/", (*_LED, "x?x=1", "a#1", "*")) for option in ("--corpus", "--workdir")
     ],
 )  # fmt: skip
-def test_a_hostile_value_of_an_option_is_refused_in_one_line(cloud, option, prefix, values):
+def test_hostile_options_are_rejected_in_one_line(cloud, option, prefix, values):
     here = cloud(number_of_hosts=1)
     mark = here.directory / "mark"
-    checked = [
-        v.replace("MARK", str(mark))[:10_000] for v in values if "\0" not in v and v != "1.5"
-    ]
+    checked = [v.replace("MARK", str(mark))[:10_000] for v in values if "\0" not in v]
     script = """
         launcher=$1; option=$2; shift 2
         for value in "$@"; do
@@ -242,13 +240,13 @@ def test_a_hostile_value_of_an_option_is_refused_in_one_line(cloud, option, pref
                 --corpus=gs://b/c --workdir=gs://b/w "$option=$value" >/dev/null 2>"$TMPDIR/err"
             echo "$? $(wc -l <"$TMPDIR/err")"
         done"""
-    words = [f"{prefix}{value}" for value in checked[:24]]
+    words = [f"{prefix}{value}" for value in checked[::4]]
     done = here.run("bash", "-c", script, "-", here.launcher, option, *words)
     assert done.stdout.splitlines() == ["2 1"] * len(words)
     assert not mark.exists() and here.calls() == []
 
 
-def test_an_account_of_hours_is_not_executed(tmp_path):
+def test_the_stored_uptime_is_not_executed(tmp_path):
     """launch/boot.sh reads its account as numbers (tests/launch/test_boot.py has the effects)."""
     text = (ROOT / "launch/boot.sh").read_text()
     script = text[text.index("load_account() {") : text.index("trains() {")]

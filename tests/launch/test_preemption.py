@@ -36,7 +36,7 @@ def test_two_processes_train_reboot_and_resume_with_the_same_bits(cloud, corpus,
     def scenario() -> dict:
         with socket.create_server(("127.0.0.1", 0)) as free:
             place = f"127.0.0.1:{free.getsockname()[1]}"
-        # The real doctor compiles the step at each start.
+        # The real doctor compiles the step at each start, so the short form replaces it.
         doctor = {"doctor": "real"} if IS_LONG else {}
         return {"real_trainer": place, "environment": _PROCESSES | cache, "boots": True} | doctor
 

@@ -1,8 +1,7 @@
-"""The machine ends its own costs: launch/boot.sh under a real systemd, which is booted and reset.
+"""The machine limits its own cost: launch/boot.sh under a real systemd, which is booted and reset.
 
-The lives are those of test_boot.py, of which the fake systemctl knows no more than they need. The
-trainer's unit is that of launch/worker.sh. Time is a file here, too, and the cloud a server on
-loopback.
+The lives of test_boot.py are repeated with real units: the unit of boot.sh and the unit of the
+trainer. Time is a file, and the cloud is a server on loopback.
 """
 
 from pathlib import Path
@@ -16,8 +15,7 @@ from tests.launch.test_boot import LIVES, Machine
 
 pytestmark = pytest.mark.chaos
 
-# In place of the environment's Python. It saves for as long as a file is there, once it has got
-# SIGTERM.
+# Replaces Python. After SIGTERM it "saves" until a file is removed.
 _TRAINER = """#!/bin/bash
 [[ $3 == doctor ]] && exit 0
 trap 'while [ -e {saving} ]; do sleep 0.05; done; exit 42' TERM
@@ -26,9 +24,9 @@ while :; do sleep 0.05; done
 
 
 class RealMachine(Machine):
-    """A host whose units, reboots and trainer are systemd's own.
+    """A host with a real systemd.
 
-    In the lives of test_boot.py a boot does not start the trainer: its unit is disabled before.
+    In the lives of test_boot.py a boot does not start the trainer, so its unit is disabled first.
     """
 
     resumes = False
@@ -42,7 +40,7 @@ class RealMachine(Machine):
         (self.place / "src").symlink_to(ROOT)
         files = {"UPTIME_FILE": str(folder / "uptime"), "BOOT_ID_FILE": str(folder / "boot_id")}
         self.settings |= files | {"BERT_JAX_HOME": str(self.place)}
-        # The first is for the clock that jumps.
+        # `shims` has the `date` of a clock that jumps.
         path = f"{self.shims}:/usr/sbin:/usr/bin:/sbin:/bin"
         self.settings |= {"PATH": path, "TICK_SECONDS": "0.05"}
         self.host = Systemd(folder.parent / "machine", folder, self.settings)
@@ -81,7 +79,7 @@ class RealMachine(Machine):
 
 @pytest.fixture(scope="session")
 def is_bootable(tmp_path_factory):
-    """Skips where no system can be booted within this one, as in most containers."""
+    """Skips if no systemd can be booted here, as in most containers."""
     folder = tmp_path_factory.mktemp("bootable")
     host = Systemd(folder / "machine", folder, {})
     try:
@@ -100,11 +98,11 @@ def machine(is_bootable, cloud, api):
 
 
 @pytest.mark.parametrize("life", LIVES)
-def test_it_goes_when_it_should(machine, life):
+def test_the_tpu_is_deleted_at_its_limit(machine, life):
     machine.play(LIVES[life])
 
 
-def test_the_trainer_saves_before_the_machine_goes(machine):
+def test_the_trainer_saves_before_the_deletion(machine):
     machine.play("boot trains")
     machine.saving.touch()
     machine.here.up(86_400)
@@ -116,14 +114,14 @@ def test_the_trainer_saves_before_the_machine_goes(machine):
     assert machine.exit.read_text() == "42\n"
 
 
-def test_a_unit_that_is_killed_begins_again(machine):
+def test_a_killed_unit_is_restarted(machine):
     machine.play("boot trains 5000-")
     machine.run("systemctl", "kill", "--signal=KILL", "--kill-who=all", "bert-jax-cap")
     machine.play("ends 5899- 5900+")  # after RestartSec
 
 
-def test_a_host_that_shuts_down_waits_until_the_trainer_has_saved(machine):
-    """So a preemption begins, for which the trainer is a unit."""
+def test_a_shutdown_waits_until_the_trainer_has_saved(machine):
+    """A preemption begins with a shutdown."""
     machine.play("boot trains")
     machine.saving.touch()
     machine.host.run("systemctl", "--no-block", "poweroff")
@@ -133,12 +131,12 @@ def test_a_host_that_shuts_down_waits_until_the_trainer_has_saved(machine):
     assert machine.exit.read_text() == "42\n" and not machine.deletes()
 
 
-def test_a_host_that_is_reset_resumes_the_run_at_its_boot(machine):
+def test_a_boot_after_a_reset_resumes_the_run(machine):
     machine.play("boot trains")
     machine.resumes = True
     machine.boot()
     wait_until(lambda: machine.state() == "active")
-    # A trainer that is killed is restarted, and one that has ended for good is not, at no boot.
+    # A killed trainer is restarted; a finished trainer is not started at a boot.
     log = machine.place / "log/train.log"
     machine.run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "bert-jax")
     wait_until(lambda: "exit code 137" in log.read_text())

@@ -1,4 +1,4 @@
-"""`launch/tpu` on the fake cloud: its verbs, the exit codes, and what a second command does."""
+"""`launch/tpu` on the fake cloud: its verbs, exit codes, and repeated commands."""
 
 import itertools
 
@@ -11,7 +11,7 @@ _UP = ["create", "scp", "scp", "setup", "start"]
 _PREEMPTED = ["SUSPENDING", "SUSPENDED"]
 _QUICK = {"TICK_SECONDS": "0.05", "AGAIN_SECONDS": "0.05", "LAST_SECONDS": "0"}
 
-# A scenario, the exit code, and the changes that `run` makes. `stage` is among them in each.
+# A scenario, the exit code, and the changes that `run` makes besides `stage`.
 _LIVES = {
     "ready": ({}, 0, [*_UP, "delete"]),
     "queued": ({"creations": [["ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]]},
@@ -57,7 +57,7 @@ def test_run_ends_with_its_code_and_the_same_command_resumes(cloud, life):
 @pytest.mark.parametrize(
     ("scenario", "code"),
     [
-        *(({"trainer": [code]}, code) for code in (1, 2, 8)),
+        *(({"trainer": [code]}, code) for code in (1, 8)),
         ({"trainer": [[134, 3]]}, 3),  # a peer of the host that fails
         ({"trainer": [["waits", 130]]}, 130),
         ({"doctor": [4, 0], "trainer": ["waits"]}, 4),
@@ -74,14 +74,14 @@ def test_a_final_code_is_reported_and_not_retried(cloud, scenario, code):
     assert here.state()["starts"] == starts
 
 
-@pytest.mark.parametrize("code", [42, 75, 134, 137, 143, 200])
+@pytest.mark.parametrize("code", [42, 137])  # tests/chaos/test_one_bad_rank.py has all codes
 def test_other_codes_restart_the_trainer(cloud, code):
     here = cloud(trainer=[[code, code], [code, 0], 0], number_of_hosts=2)
     here.tpu("run", *WHAT)
     assert here.state()["starts"] == {"0": 3, "1": 2}
 
 
-def test_the_code_that_explains_the_others_is_chosen():
+def test_verdict_prefers_errors_that_would_repeat():
     """Errors that would repeat come first, then the network, crashes, preemption, lost peers."""
     kinds = [range(2, 9), [75], [1, 9, 41, 43, 130, 135, 139, 255], [42], [134, 137, 143, 200], [0]]
     pairs = [
@@ -111,7 +111,7 @@ def test_a_reboot_resumes_the_run(cloud, power_loss):
     assert here.commands().count("create") == 1 and here.commands()[-1] == "delete"
 
 
-# Minutes after which the TPU deletes itself, and a scenario. Nobody watches.
+# Minutes until the TPU deletes itself, a scenario, and the exit code of `run` (None: it is killed).
 _LIMITS = {
     "the installation fails": (60, failing("-m pip install", fails="no"), 23),
     "the corpus cannot be read": (60, failing(" storage rsync ", fails="no"), 23),
