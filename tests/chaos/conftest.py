@@ -19,6 +19,17 @@ def finished(shared, corpus) -> Path:
     return shared("finished", fill) / "run" / "workdir"
 
 
+@pytest.fixture(scope="session")
+def finished_by_two(shared, corpus) -> Path:
+    """The workdir of an undisturbed run of two processes with two devices each."""
+
+    def fill(directory: Path) -> None:
+        run = Started(directory / "run", corpus, processes=2, devices=2)
+        assert run.finish() == [0, 0], run.log()
+
+    return shared("finished-by-two", fill) / "run" / "workdir"
+
+
 @pytest.fixture(scope="module")
 def address():
     """The address of a server from tests/faulty_bucket.py."""

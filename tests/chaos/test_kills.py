@@ -18,20 +18,19 @@ _KILLS = 25 if IS_LONG else 2
 _CASES = [(2, ("commit-files=1",)), (1, ()), (1, ("commit-files=1",)), (2, ())]
 
 
-@pytest.fixture(scope="module")
-def finished_by_two(tmp_path_factory, corpus):
-    run = Started(tmp_path_factory.mktemp("whole") / "run", corpus, processes=2)
-    assert run.finish() == [0, 0], run.log()
-    return run.workdir
-
-
 @pytest.mark.parametrize(("processes", "faults"), _CASES if IS_LONG else _CASES[:1])
 def test_kills(tmp_path, corpus, request, processes, faults):
     whole = request.getfixturevalue("finished" if processes == 1 else "finished_by_two")
     draw = random.Random(len(faults) + 10 * processes)
     kills = unfinished = 0
     while True:
-        run = Started(tmp_path / "run", corpus, processes=processes, faults=["step=0.03", *faults])
+        run = Started(
+            tmp_path / "run",
+            corpus,
+            processes=processes,
+            devices=processes,
+            faults=["step=0.03", *faults],
+        )
         events = run.workdir / "events.jsonl"
         if kills == _KILLS:
             break

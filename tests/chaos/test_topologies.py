@@ -1,6 +1,7 @@
 """Saved on one arrangement of processes and devices, resumed on another: the same losses."""
 
 import dataclasses
+import shutil
 
 import pytest
 
@@ -16,15 +17,15 @@ _RESUMED = [(1, 1), (1, 8), (2, 2), (4, 1)] if IS_LONG else [(1, 1)]
 
 
 @pytest.fixture(scope="module")
-def halves(tmp_path_factory, corpus):
+def halves(tmp_path_factory, corpus, finished_by_two):
     """Per arrangement: a whole run, and a run that was killed after its first saves."""
-    import shutil
-
     found = {}
     for shape in _SAVED:
-        directory = tmp_path_factory.mktemp(f"{shape[0]}x{shape[1]}")
-        whole = Started(directory / "whole", corpus, processes=shape[0], devices=shape[1])
-        assert whole.finish() == [0] * shape[0], whole.log()
+        directory, whole = tmp_path_factory.mktemp(f"{shape[0]}x{shape[1]}"), finished_by_two
+        if shape != (2, 2):
+            run = Started(directory / "whole", corpus, processes=shape[0], devices=shape[1])
+            assert run.finish() == [0] * shape[0], run.log()
+            whole = run.workdir
         run = Started(
             directory / "half",
             corpus,
@@ -35,16 +36,13 @@ def halves(tmp_path_factory, corpus):
         events = run.workdir / "events.jsonl"
         run.until(lambda e=events: any(x["event"] == "save" and x["step"] >= 8 for x in lines(e)))
         run.kill()
-        found[shape] = (losses(whole.workdir), state_digest(whole.workdir), directory / "half")
-        shutil.rmtree(directory / "whole")
+        found[shape] = (losses(whole), state_digest(whole), directory / "half")
     return found
 
 
 @pytest.mark.parametrize("resumed", _RESUMED)
 @pytest.mark.parametrize("saved", _SAVED)
 def test_resumed_elsewhere(tmp_path, corpus, halves, saved, resumed):
-    import shutil
-
     whole, digest, half = halves[saved]
     shutil.copytree(half, tmp_path / "run")
     run = Started(tmp_path / "run", corpus, processes=resumed[0], devices=resumed[1])
