@@ -1,7 +1,6 @@
 """ELECTRA against transformers on torch: logits, gradients, 100 steps, and the classes of tasks."""
 
 import dataclasses
-import json
 from typing import Any
 
 import jax
@@ -9,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.__main__ import main
-from bert_jax.config import ComputeConfig, DataConfig, HeadConfig, OptimizerConfig, PhaseConfig
+from bert_jax.config import ComputeConfig, HeadConfig, OptimizerConfig, PhaseConfig
 from bert_jax.interchange import electra_pair, huggingface
 from bert_jax.model import bert, sharding
 from bert_jax.model.heads.replaced_token import GENERATOR_HEAD, generator_params
@@ -19,9 +17,8 @@ from bert_jax.objectives.replaced_token import REPLACED_TOKEN, ReplacedTokenDete
 from bert_jax.registry import FAMILIES
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import train_step
-from tests import tiny_corpus
 from tests.batches import mesh_of
-from tests.models import assert_same, random_params, vocabulary
+from tests.models import random_params, vocabulary
 from tests.objectives.test_replaced_token import TINY, batch_of, tiny_config
 
 torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
@@ -218,56 +215,3 @@ def test_the_classes_of_tasks(kind, embedding_size, tmp_path):
     vocabulary(tmp_path / "saved", size=model.vocab_size)
     again = huggingface.read(tmp_path / "saved")
     assert (again.model, again.head) == (model, head)
-
-
-def test_the_head_of_a_task_is_electras_own(tmp_path):
-    """By the command line: fine-tuned, exported, and read again."""
-    params = random_params(TINY, tiny_config().head)
-    tokenizer = vocabulary(tmp_path / "words", size=97)
-    huggingface.write(tmp_path / "hf", params, TINY, head=tiny_config().head, tokenizer=tokenizer)
-    rows = "\n".join(f"w{n} w{n + 1}\t{n % 2}" for n in range(16))
-    (tmp_path / "rows.tsv").write_text(f"sentence\tlabel\n{rows}\n")
-    command = ["finetune", "--task", "text", "--text", "sentence", "--label", "label"]
-    command += ["--checkpoint", str(tmp_path / "hf"), "--workdir", str(tmp_path / "run")]
-    command += ["--train", str(tmp_path / "rows.tsv"), "--dev", str(tmp_path / "rows.tsv")]
-    command += ["--length", "8", "--batch-size", "8", "--epochs", "1", "--layer-decay", "0.8"]
-    assert main(command) == 0
-    export = ["export", "--checkpoint", str(tmp_path / "run"), "--output", str(tmp_path / "out")]
-    assert main(export) == 0
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["architectures"] == ["ElectraForSequenceClassification"]
-    found = huggingface.read(tmp_path / "out")
-    assert found.head.pooler_act == "gelu" and found.head.parts == ("pooler", "sequence_classifier")
-    assert not (tmp_path / "out" / "generator").exists()
-    from transformers import AutoModelForSequenceClassification as Auto
-
-    theirs, report = Auto.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert type(theirs).__name__ == "ElectraForSequenceClassification"
-    assert not any(report.values()), report
-
-
-def test_a_run_is_exported_and_starts_another(corpus, tmp_path):
-    """A run is exported, its directory is exported again, and a new run starts from it."""
-    tiny = tiny_corpus.tiny_config()
-    config = tiny_corpus.tiny_config(
-        name="rtd",
-        objective="rtd",
-        model=dataclasses.replace(TINY, vocab_size=240),
-        data=DataConfig(mask_token_prob=0.85, random_token_prob=0.0),
-        optimizer=dataclasses.replace(tiny.optimizer, warmup_steps=2),
-        phases=(PhaseConfig(sequence_length=24, steps=4, global_batch_size=8, max_predictions=4),),
-        evaluation=dataclasses.replace(tiny.evaluation, num_examples=16),
-    )
-    path = tiny_corpus.write_config(tmp_path / "rtd.json", config)
-    run = ["pretrain", str(path), "--corpus", str(corpus), "--workdir"]
-    assert main([*run, str(tmp_path / "run")]) == 0
-
-    def exported(source, name):
-        command = ["export", "--checkpoint", str(tmp_path / source)]
-        assert main([*command, "--output", str(tmp_path / name)]) == 0
-        return huggingface.read(tmp_path / name)
-
-    assert_same(exported("run", "hf").params, exported("hf", "hf-again").params)
-    assert main([*run, str(tmp_path / "on"), "--init-from", str(tmp_path / "hf")]) == 0
-    rows = (tmp_path / "on" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(rows[-2])["loss"] < json.loads(rows[0])["loss"]

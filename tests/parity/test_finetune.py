@@ -116,59 +116,6 @@ def _placed(batch, mesh):
     return jax.device_put((batch, rows_B), sharding.batch_sharding(mesh))
 
 
-def test_dropout_is_as_strong_as_that_of_torch(tmp_path):
-    """Outputs vary from mask to mask alike, in examples that share rows here and not there.
-
-    Over 400 masks: the deviation of each output, that of the mean over the batch, which would grow
-    if examples shared masks, and the correlation from one step's masks to the next one's.
-    """
-    draws, size = 400, 16
-    data = _sst2(tmp_path, length=48)
-    rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    model, head = dataclasses.replace(tiny_tasks.MODEL, **rates), data.task.head()
-    params, theirs = _both_sides(tmp_path, model, head)
-
-    found = data.train.encoded.features
-    number = np.arange(len(found), dtype=np.int32)
-    # Every second one cut short, so that two fit into a row.
-    lengths = np.where(number % 2, 5, found.lengths).astype(np.int32)
-    features = dataclasses.replace(found, lengths=lengths, labels=number)
-    batch = PackedBatches(features, size=size)(np.arange(size))
-    assert len(batch["input_ids"]) < size
-
-    mesh = _one_device()
-    placed, rows_B = _placed(batch, mesh)
-
-    @jax.jit
-    def pooled(step, batch, rows_B):
-        key = DropoutKey.create(seed=0, step=step, rows_B=rows_B)
-        return bert.apply(
-            params, batch, config=model, head=head, compute=ComputeConfig(dtype="float32"), key=key
-        )["pooled"]
-
-    with jax.set_mesh(mesh):
-        ours = np.stack(
-            [np.asarray(pooled(jnp.int32(step), placed, rows_B)) for step in range(draws)]
-        )
-    is_text = batch["weights"] > 0
-    ours = ours[:, is_text][:, np.argsort(batch["labels"][is_text])]
-    apart = Batches(features, size=size)(np.arange(size))
-    with torch.no_grad():
-        inputs = _inputs(apart)
-        torchs = np.stack([theirs.bert(**inputs).pooler_output.numpy() for _ in range(draws)])
-    assert ours.shape == torchs.shape == (draws, size, model.hidden_size)
-
-    def facts(found):
-        normal = (found - found.mean(axis=0)) / found.std(axis=0)
-        spread = (found.std(axis=0).mean(), found.mean(axis=1).std(axis=0).mean())
-        return np.array(spread), np.mean(normal[1:] * normal[:-1])
-
-    (spread, next_one), (expected, _) = facts(ours), facts(torchs)
-    print(f"\ndropout: deviations {spread}, torch {expected}, from step to step {next_one:.4f}")
-    np.testing.assert_allclose(spread, expected, rtol=0.05)
-    assert abs(next_one) < 0.02
-
-
 @pytest.mark.parametrize(("hidden", "attention"), [(0.1, 0.0), (0.0, 0.1)])
 def test_gradients_under_dropout_are_those_of_torch(tmp_path, hidden, attention):
     """Compares, for each tensor, the mean gradient over 600 masks and its variation between masks.

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import bert_jax
 from bert_jax.__main__ import main
 from bert_jax.config import ComputeConfig, DataConfig, HeadConfig, ModelConfig, PhaseConfig
 from bert_jax.config_loader import load_config
@@ -22,7 +21,7 @@ from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.registry import FAMILIES
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import train_step
-from tests import tiny_corpus, tiny_tasks
+from tests import tiny_corpus
 from tests.batches import random_batch
 from tests.interchange.test_huggingface_classes import assert_same_outputs
 from tests.interchange.test_roberta import CLASSES, written
@@ -255,14 +254,6 @@ def test_what_we_write_is_their_class(tmp_path, name):
     assert_same_outputs(tmp_path / "hf", name, theirs, pad=_PAD)
 
 
-def test_base_has_the_parameters_of_their_class():
-    model = load_config("roberta_base").model
-    described = huggingface_config.config_of(model, _HEAD, pad=_PAD, model_type="roberta")
-    with torch.device("meta"):
-        theirs = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**described))
-    assert theirs.num_parameters() == 124_697_433
-
-
 # --- a run of ours --------------------------------------------------------------------------------
 
 
@@ -340,39 +331,3 @@ def test_a_run_of_ours_is_a_roberta(run):
     assert np.ptp(theirs) > 1
     names = transformers.RobertaForMaskedLM.from_pretrained(run / "hf").state_dict()
     assert names["roberta.embeddings.position_embeddings.weight"].shape[0] == 50
-
-
-def test_going_on_from_an_export(run, tmp_path):
-    command = ["pretrain", str(run / "config.json"), "--corpus", str(run / "corpus")]
-    command += ["--init-from", str(run / "hf"), "--set", "phases.0.steps=12"]
-    assert main([*command, "--workdir", str(tmp_path / "on")]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "on/metrics.jsonl").read_text().splitlines()]
-    first = next(row for row in rows if row.get("step") == 1 and "split" not in row)
-    assert first["loss"] < np.log(400) - 0.5, "the weights were not taken over"
-
-
-def test_fine_tuning_with_its_own_head(run, tmp_path):
-    """Dense, tanh and out_proj on <s>, under the names of their class."""
-    tiny_tasks.sst2(tmp_path / "sst2")
-    command = ["finetune", "--task", "sst2", "--data", str(tmp_path / "sst2")]
-    command += ["--checkpoint", str(run / "hf"), "--workdir", str(tmp_path / "tuned")]
-    command += ["--length", "32", "--learning-rate", "5e-4", "--restarts", "0"]
-    assert main(command) == 0
-    found = next((tmp_path / "tuned").rglob("checkpoints")).parent
-    command = ["export", "--checkpoint", str(found), "--output", str(tmp_path / "hf")]
-    assert main(command) == 0
-    described = json.loads((tmp_path / "hf/config.json").read_text())
-    assert described["architectures"] == ["RobertaForSequenceClassification"]
-    texts = [text for text, _ in tiny_tasks.sentences(6, seed=3)]
-    kind = transformers.AutoModelForSequenceClassification
-    logits, _ = their_logits(tmp_path / "hf", kind, texts)
-    tensors = load_file(tmp_path / "hf/model.safetensors")
-    assert {"classifier.dense.weight", "classifier.out_proj.weight"} < set(tensors)
-    model = bert_jax.load(found)
-    np.testing.assert_allclose(model.logits(texts)["sequence_logits"], logits, atol=1e-5, rtol=0)
-    pairs = list(zip(texts[:2], texts[2:4], strict=True))
-    logits_of_pairs, ids = their_logits(tmp_path / "hf", kind, pairs)
-    ours = model.logits(pairs)["sequence_logits"]
-    np.testing.assert_allclose(ours, logits_of_pairs, atol=1e-5, rtol=0)
-    assert (ids == 2).sum(1).tolist() == [3, 3], "<s> a </s> </s> b </s>"
-    assert np.ptp(logits, axis=0).min() > 1e-3, "logits that do not differ prove nothing"

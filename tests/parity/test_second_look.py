@@ -12,43 +12,37 @@ from safetensors.numpy import load_file
 from bert_jax.config import ComputeConfig, HeadConfig
 from bert_jax.interchange import huggingface, huggingface_config
 from bert_jax.model import bert, sharding
-from tests.interchange.test_second_look import MODELS, change, output_names, with_prefix
+from tests.interchange.test_second_look import MODELS, output_names
 from tests.models import batch
 
 torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
 transformers = pytest.importorskip("transformers", reason="needs the 'parity' extra")
 pytestmark = pytest.mark.parity
 
-_HEADS = {
-    "ForMaskedLM": HeadConfig(parts=("mlm",)),
-    "ForSequenceClassification": HeadConfig(
-        parts=("pooler", "sequence_classifier"), labels=("a", "b", "c")
-    ),
-}
+_HEAD = HeadConfig(parts=("mlm",))
 _PAD = 1
 each_family = pytest.mark.parametrize("family", ["bert", "roberta", "electra", "modernbert"])
 
 
-def their_model(family: str, name: str = "ForMaskedLM", **changes):
-    """Their class with random parameters."""
+def their_model(family: str, **changes):
+    """Returns the class of transformers with random parameters."""
     model = dataclasses.replace(MODELS[family], **changes)
-    head = huggingface.with_classifier(model, _HEADS["ForMaskedLM"], _HEADS[name])
-    described = huggingface_config.config_of(model, head, pad=_PAD, model_type=family)
+    described = huggingface_config.config_of(model, _HEAD, pad=_PAD, model_type=family)
     described.pop("model_type")
     config = transformers.AutoConfig.for_model(family, **described)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    theirs = getattr(transformers, f"AutoModel{name}").from_config(config).eval()
+    theirs = transformers.AutoModelForMaskedLM.from_config(config).eval()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return theirs
 
 
-def their_logits(source, name: str = "ForMaskedLM", **options) -> np.ndarray:
-    """The logits of a model, or of the directory of one, over one row without padding."""
+def their_logits(source) -> np.ndarray:
+    """Returns the logits of a model, or of its directory, over one row without padding."""
     if isinstance(source, Path):
-        kind = getattr(transformers, f"AutoModel{name}")
-        source = kind.from_pretrained(source, attn_implementation="eager", **options).eval()
+        kind = transformers.AutoModelForMaskedLM
+        source = kind.from_pretrained(source, attn_implementation="eager").eval()
     ids = torch.tensor(batch(MODELS["bert"], rows=1)["input_ids"], dtype=torch.long)
     with torch.no_grad():
         return source(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.numpy()
@@ -67,7 +61,7 @@ def our_logits(directory: Path) -> np.ndarray:
             head=foreign.head,
             compute=ComputeConfig(dtype="float32"),
         )
-    return np.asarray(next(outputs[n] for n in ("mlm_logits", "sequence_logits") if n in outputs))
+    return np.asarray(outputs["mlm_logits"])
 
 
 def assert_same_logits(ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -77,7 +71,7 @@ def assert_same_logits(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 @each_family
 def test_the_files_of_save_model(tmp_path, family):
-    """It stores each pair of tied tensors under the first of their names by alphabet."""
+    """`save_model` stores tied tensors under the name that comes first in the alphabet."""
     from safetensors.torch import save_model
 
     theirs = their_model(family)
@@ -111,44 +105,3 @@ def test_an_output_matrix_that_is_not_tied(tmp_path, family, says_so):
         model_type=family,
     )  # fmt: skip
     assert_same_logits(their_logits(tmp_path / "ours"), expected)
-
-
-@each_family
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "model.", "_orig_mod.module."])
-def test_a_prefix(tmp_path, family, prefix):
-    """transformers computes with random weights there: the reference is the model before."""
-    theirs = their_model(family)
-    theirs.save_pretrained(tmp_path)
-    change(tmp_path, lambda tensors: with_prefix(prefix)(tensors, family))
-    assert_same_logits(our_logits(tmp_path), their_logits(theirs))
-
-
-@each_family
-def test_a_bias_shorter_than_the_vocabulary(tmp_path, family):
-    """transformers refuses the file; in memory it pads such a bias with zeros."""
-    theirs = their_model(family)
-    theirs.save_pretrained(tmp_path)
-    *_, bias, _ = output_names(family)
-
-    def cut(tensors):
-        tensors[bias] = tensors[bias][:-3].copy()
-
-    change(tmp_path, cut)
-    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
-        their_logits(tmp_path)
-    theirs.get_parameter(bias).data[-3:] = 0
-    assert_same_logits(our_logits(tmp_path), their_logits(theirs))
-
-
-@each_family
-@pytest.mark.parametrize("names", [None, {"0": "a", "1": "b"}])
-def test_a_number_of_labels(tmp_path, family, names):
-    """Without names, and with a wrong number of names."""
-    kind = "ForSequenceClassification"
-    theirs = their_model(family, kind)
-    theirs.save_pretrained(tmp_path)
-    change(tmp_path, lambda _: None, id2label=names, label2id=None, num_labels=3)
-    expected = their_logits(tmp_path, kind)
-    assert_same_logits(our_logits(tmp_path), expected)
-    described = transformers.AutoConfig.from_pretrained(tmp_path).id2label
-    assert huggingface.read(tmp_path).head.labels == tuple(described.values())
