@@ -94,12 +94,13 @@ def mask_warnings(config: TrainConfig) -> Iterator[str]:
     for i, phase in enumerate(config.phases):
         rate, room = phase.mask_rate(config.data.masked_lm_prob), phase.max_predictions
         length = phase.sequence_length
+        field = "data" if phase.masked_lm_prob == -1 else f"phases.{i}"
         if 0 < room < min(0.9 * rate * length, length - 3):
             enough = dataclasses.replace(phase, max_predictions=-1).resolved(rate).max_predictions
             yield (
                 f"warning: phases.{i}.max_predictions is {room}: a full row of {length} has "
                 f"{100 * room / length:.1f} % of its tokens predicted, not {100 * rate:.3g} % "
-                f"(masked_lm_prob); set phases.{i}.max_predictions={enough}"
+                f"({field}.masked_lm_prob); set phases.{i}.max_predictions={enough}"
             )
 
 

@@ -264,7 +264,7 @@ _IMPOSSIBLE = [
             ("objective", "objective", "mlm-nsp", "mlm+nsp"),
             ("model.position_embedding_type", "model.position_embedding_type", "learnt", "learned"),
             ("model.mixer", "model.mixer.kind", "attentoin", "attention"),
-            ("model.mixer.score", "model.mixer.score", "dot_product", "scaled_dot_product"),
+            ("model.mixer.score", "model.mixer.score", "scaled_product", "scaled_dot_product"),
             ("compute.attention", "compute.attention", "fuse", "fused"),
             ("data.rows", "data.rows", "sentence-pairs", "sentence_pairs"),
             ("data.mask", "data.mask", "token", "tokens"),

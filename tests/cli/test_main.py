@@ -95,7 +95,7 @@ def test_an_assignment_without_a_value(refused):
         (b" \n\n \n", "empty: no document with text"),
         (b"One sentence.\nAnother one.\n", "only one document"),
         (b"A caf\xe9.\n\nTwo.\n", "not UTF-8"),
-        (b"One.\n\nTwo.\n\nThree.\n", "raise --validation-fraction"),
+        (b"One.\n\nTwo.\n\nThree.\n", "change --validation-fraction"),
     ],
 )
 def test_bad_sources(tmp_path, refused, content, message):

@@ -167,7 +167,10 @@ def test_silu_is_bert_to_hugging_face_and_not_to_tf1(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["norm=rmsnorm", "norm_bias=false"], "model.norm_bias is False, which norm rmsnorm does"),
+        (
+            ["norm=rmsnorm", "norm_bias=false"],
+            "model.norm_bias is False, which has an effect with norm layernorm only",
+        ),
         (["norm=batchnorm"], "expected one of layernorm, rmsnorm"),
         (["norm_placement=both"], "expected one of post, pre"),
         (["feed_forward=glu"], "expected one of dense, gated"),

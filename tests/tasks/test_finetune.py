@@ -114,9 +114,7 @@ def test_a_tag_for_each_word(tmp_path, encoder, capsys):
     home, columns = tmp_path / "run", ["--columns", "id,word,tag,x", "--text", "word"]
     assert main(finetune(encoder, home, *command)) == 2
     said = capsys.readouterr().err
-    assert (
-        "4 columns ('7', " in said and "--columns column1,word,tag,column4 --text word --la" in said
-    )
+    assert "4 columns ('7', " in said and "--columns" in said and "--label" in said
     assert main(finetune(encoder, home, *command, *columns, "--label", "tag")) == 0
     assert "tags in the scheme BILOU (B-, I-, L- for the first, inner" in capsys.readouterr().err
     assert result_of(home)["scores"]["dev"]["f1"] > 0.9

@@ -16,7 +16,7 @@ from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.training import preflight
 from bert_jax.training.initialization import Initialization
 from bert_jax.training.pretrain import Pretraining
-from bert_jax.workdir import inputs, run_directory
+from bert_jax.workdir import run_directory
 from tests.batches import mesh_of
 from tests.models import batch, random_params
 from tests.tiny_corpus import tiny_config
@@ -85,7 +85,7 @@ def test_the_checkpoint_of_a_beginning_may_be_written_in_another_way(tmp_path, c
     monkeypatch.chdir(tmp_path)
 
     def changes(init_from):
-        return inputs.input_changes(
+        return run_directory.input_changes(
             json.loads((home / "config.json").read_text()),
             opened,
             init_from=init_from,

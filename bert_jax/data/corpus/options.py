@@ -9,7 +9,7 @@ from typing import Any, Literal
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.data.language import codes
 from bert_jax.data.sources.stream import HELD_OUT, SourceOptions, require_encoding, require_layout
-from bert_jax.errors import UsageError, some
+from bert_jax.errors import UsageError, did_you_mean, some
 
 # The tokenizers that can be trained, and those that keep case unless asked to fold it.
 KINDS = ("wordpiece", "sentencepiece", "bpe", "characters")
@@ -142,6 +142,9 @@ class CorpusOptions:
             raise UsageError(
                 f"`strip_accents` yes is not for `tokenizer` {self.tokenizer}, which keeps accents"
             )
+        hint = did_you_mean(self.tokenizer, KINDS, cutoff=0.7)
+        if hint and not self.trains and not Path(self.tokenizer).exists():
+            raise UsageError(f"`tokenizer` {self.tokenizer} is neither a kind nor a file.{hint}")
 
     @property
     def trains(self) -> bool:
