@@ -1,9 +1,12 @@
 """The skeleton of an HTML page that is one file: style, data and scripts are inside it.
 
-A page asks nothing of a network, and its policy (Content-Security-Policy) lets the browser load
-nothing. All text from a workdir is escaped.
+A page asks nothing of a network. Its policy (Content-Security-Policy) lets the browser load
+nothing, and execute only the scripts of this folder, by their hashes. All text from a workdir is
+escaped; the policy is the second guard.
 """
 
+import base64
+import hashlib
 import importlib.resources
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +16,6 @@ from typing import Any
 # Every page begins with them: colors and tables, and the switch between light and dark.
 _STYLE, _SCRIPT = "page.css", "page.js"
 _VENDOR = "vendor/"
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 # A text inside <script> ends with the first "</script>" or changes its meaning with "<!--"; JSON
 # may write these characters as escapes.
 _IN_SCRIPT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
@@ -40,13 +42,18 @@ def render(
     change between light and dark; and `page.make(tag, attributes, ...children)`, an element.
     """
     style = "\n".join(asset(name) for name in (_STYLE, *styles))
+    code = [asset(name) for name in (_SCRIPT, *scripts)]
+    policy = (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src {' '.join(map(_hash, code))}"
+    )
     return "\n".join(
         [
             "<!doctype html>",
             '<html lang="en">',
             "<head>",
             '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
             '<link rel="icon" href="data:,">',
@@ -58,7 +65,7 @@ def render(
             f"<h1>{text(title)}</h1></header>",
             f"<main>\n{body}\n</main>",
             f'<script type="application/json" id="data">{in_script(data)}</script>',
-            *(f"<script>{asset(name)}</script>" for name in (_SCRIPT, *scripts)),
+            *(f"<script>{content}</script>" for content in code),
             "</body>",
             "</html>",
             "",
@@ -129,3 +136,8 @@ def chart(identity: str, *, heading: str, label: str, tables: str) -> str:
         f'<div id="{text(identity)}" class="drawing" role="img" aria-label="{text(label)}"></div>\n'
         f"<figcaption>{text(label)}</figcaption>\n{details('Table', tables)}</figure>"
     )
+
+
+def _hash(content: str) -> str:
+    digest = hashlib.sha256(content.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"

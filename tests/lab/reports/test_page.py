@@ -1,5 +1,6 @@
 """Pages are one file: valid HTML, safe for any text, and without a request."""
 
+import base64
 import hashlib
 import json
 import re
@@ -54,7 +55,7 @@ class Outline(HTMLParser):
 
 
 def assert_asks_for_nothing(content: str) -> Outline:
-    """Asserts that a page is well formed, and that it refers to no other file."""
+    """Asserts that a page is well formed, refers to no other file, and allows its scripts only."""
     outline = Outline(content)
     for tag, attributes in outline.tags:
         assert not attributes.keys() & {"src", "srcset", "action", "poster", "background"}, tag
@@ -64,6 +65,10 @@ def assert_asks_for_nothing(content: str) -> Outline:
     assert styles and not re.search(r"@import|url\(", "".join(styles))
     (policy,) = [a["content"] for tag, a in outline.tags if a.get("http-equiv")]
     assert policy and policy.startswith("default-src 'none'")
+    allowed = re.findall(r"'sha256-([^']+)'", policy)
+    code = [text for attributes, text in outline.scripts if "type" not in attributes]
+    digests = [hashlib.sha256(text.encode()).digest() for text in code]
+    assert allowed == [base64.b64encode(digest).decode() for digest in digests]
     identities = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
     assert len(set(identities)) == len(identities), identities
     return outline
