@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
         return error.exit_code
     except OSError as error:
         # EIO is the error of a terminal that was closed.
-        if error.errno in (errno.EPIPE, errno.EIO) and not output.flushed(sys.stdout):
+        is_of_stream = error.errno in (errno.EPIPE, errno.EIO) and not error.filename
+        if is_of_stream and (not output.flushed(sys.stdout) or output.is_closed(sys.stdout)):
             return _PIPE_CLOSED
         name = f"{error.filename}: " if error.filename else ""
         if (failure := network.failure_of(error)) is not None:

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import select
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TextIO
@@ -53,6 +54,19 @@ def flushed(stream: TextIO) -> bool:
         os.close(nowhere)
         return False
     return True
+
+
+def is_closed(stream: TextIO) -> bool:
+    """Returns whether the reader of a stream is gone: a terminal that was closed takes text without
+    an error.
+    """
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def in_options(text: str, options: Mapping[str, str]) -> str:
