@@ -6,6 +6,7 @@ from typing import Any
 
 from bert_jax.config import (
     DataConfig,
+    EmbeddingConfig,
     HeadConfig,
     ModelConfig,
     PhaseConfig,
@@ -119,6 +120,7 @@ def _problems(config: TrainConfig) -> Problems:
     if 0 < optimizer.spike_factor <= 1:
         yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; 0 or more than 1"
     yield from _objective_problems(config)
+    yield from _embedding_problems(config)
     if not config.phases:
         yield "phases", "is empty; a run needs at least one phase"
     for i, phase in enumerate(config.phases):
@@ -239,10 +241,60 @@ def _objective_problems(config: TrainConfig) -> Problems:
     if chosen.rows and data.rows not in chosen.rows:
         learned = f"objective {objective} learns from {' or '.join(chosen.rows)}"
         yield "data.rows", f"is {data.rows}; {learned}: choose those rows, or an objective like mlm"
+    if chosen.texts != ROWS[data.rows].texts:
+        fitting = [name for name in ROWS.names() if ROWS[name].texts == chosen.texts]
+        yield (
+            "data.rows",
+            f"is {data.rows}; objective {objective} learns from rows of {chosen.texts} texts: "
+            f"choose {' or '.join(fitting)}",
+        )
     if z_loss and not chosen.takes_z_loss:
         yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} does not read"
     if config.compute.loss_slices > 1 and not chosen.takes_slices:
         yield "compute.loss_slices", f"is set, but objective {objective} reads whole scores"
+
+
+def _embedding_problems(config: TrainConfig) -> Problems:
+    options, model, data = config.embedding, config.model, config.data
+    if "embedding" not in config.head.parts:
+        if options != EmbeddingConfig():
+            yield "embedding", "is set, but head.parts has no embedding (objective contrastive)"
+        return
+    width = model.hidden_size
+    if (
+        list(options.dims) != sorted({*options.dims}, reverse=True)
+        or max((0, *options.dims)) >= width
+    ):
+        yield (
+            "embedding.dims",
+            f"is {options.dims}; write widths below model.hidden_size {width}, each once, the "
+            "largest first: the loss of the whole width is always there",
+        )
+    if config.objective != "contrastive":
+        return
+    if options.loss.needs_scores:
+        yield (
+            "embedding.loss.kind",
+            f"is {options.loss.kind}, which needs scores, and a corpus has none; choose info_nce, "
+            "or fine-tune on pairs with scores",
+        )
+    for name in ("query_prompt", "document_prompt"):
+        if getattr(options, name):
+            yield (
+                f"embedding.{name}",
+                "is set, but texts of a corpus get no prompt; fine-tune with it",
+            )
+    if data.rows == "same" and not (
+        model.hidden_dropout_prob or model.attention_probs_dropout_prob
+    ):
+        yield (
+            "data.rows",
+            "is same, and without dropout both vectors of a text are equal: set "
+            "model.hidden_dropout_prob=0.1, or choose crops",
+        )
+    for i, phase in enumerate(config.phases):
+        if phase.global_batch_size < 2:
+            yield f"phases.{i}.global_batch_size", "is 1: a pair has no negatives in its batch"
 
 
 def _without_effect(section: Any, names: Collection[str] | None = None) -> Problems:

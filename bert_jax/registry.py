@@ -104,8 +104,19 @@ OBJECTIVES = Registry(
         "mlm+nsp": "bert_jax.objectives.mlm_nsp:MLM_NSP",
         "mlm": "bert_jax.objectives.mlm:MLM",
         "rtd": "bert_jax.objectives.replaced_token:REPLACED_TOKEN",
+        "contrastive": "bert_jax.objectives.contrastive:CONTRASTIVE",
     },
     object_of="bert_jax.objectives.objective:Objective",
+)
+# Losses of the vectors of texts.
+PAIR_LOSSES = Registry(
+    "embedding.loss.kind",
+    {
+        "info_nce": "bert_jax.objectives.pair_losses:info_nce",
+        "cosent": "bert_jax.objectives.pair_losses:CoSENT",
+        "margin_mse": "bert_jax.objectives.pair_losses:MarginMSE",
+        "kl": "bert_jax.objectives.pair_losses:KullbackLeibler",
+    },
 )
 # Heads of a model, in the order in which they are initialized.
 PARTS = Registry(
@@ -119,6 +130,7 @@ PARTS = Registry(
         "span_classifier": "bert_jax.model.heads.classifiers:SPAN_CLASSIFIER",
         "generator": "bert_jax.model.heads.replaced_token:GENERATOR",
         "discriminator": "bert_jax.model.heads.replaced_token:DISCRIMINATOR",
+        "embedding": "bert_jax.model.heads.embedding:EMBEDDING",
     },
     object_of="bert_jax.model.heads.part:Part",
 )
@@ -197,6 +209,10 @@ ROWS = Registry(
         "doc_sentences": "bert_jax.data.pretraining.one_segment:DOC_SENTENCES",
         "documents": "bert_jax.data.pretraining.one_segment:DOCUMENTS",
         "electra_segments": "bert_jax.data.pretraining.electra_segments:ELECTRA_SEGMENTS",
+        "crops": "bert_jax.data.pairs.rows:CROPS",
+        "adjacent": "bert_jax.data.pairs.rows:ADJACENT",
+        "title_body": "bert_jax.data.pairs.rows:TITLE_BODY",
+        "same": "bert_jax.data.pairs.rows:SAME",
     },
     object_of="bert_jax.data.pretraining.spans:SpanRows",
 )
@@ -233,6 +249,8 @@ TASK_KINDS = Registry(
         "classification": "bert_jax.tasks.sequence_classification:TextTask",
         "regression": "bert_jax.tasks.sequence_classification:TextTask",
         "tokens": "bert_jax.tasks.token_classification:WordTask",
+        "pairs": "bert_jax.tasks.pairs:PairTask",
+        "similarity": "bert_jax.tasks.pairs:PairTask",
         "spans": "bert_jax.tasks.question_answering:SpanTask",
     },
     subclass_of="bert_jax.tasks.task:Task",
@@ -246,6 +264,8 @@ TASKS = Registry(
         },
         "text": "bert_jax.tasks.sequence_classification:TEXT",
         "ner": "bert_jax.tasks.token_classification:NER",
+        "pairs": "bert_jax.tasks.pairs:PAIRS",
+        "similarity": "bert_jax.tasks.pairs:SIMILARITY",
         "squad": "bert_jax.tasks.question_answering:SQUAD",
         "squad2": "bert_jax.tasks.question_answering:SQUAD2",
     },

@@ -55,10 +55,12 @@ _MAY_IMPORT = {
     "data/cluster": {"data/corpus", "data/sources", "errors", "progress", "worker"},
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "files", "progress", "registry", "strict_json"},
+    "data/pairs": {"data", "data/corpus", "data/pretraining", "data/tokenizer", "config", "errors"},
     "data/tasks": {"data", "data/pretraining", "data/sources", "data/tokenizer"}
     | {"errors", "progress", "strict_json"},
     "model": {"config", "registry"},
-    "objectives": {"data/pretraining", "data/tokenizer", "config", "model", "registry", "progress"},
+    "objectives": {"data/pairs", "data/pretraining", "data/tokenizer", "config", "model"}
+    | {"registry", "progress"},
     "update": {"config", "model", "objectives", "registry"},
     "interchange": _COMMON | {"data/tokenizer", "model"},
     "runtime": {"errors", "progress"},

@@ -16,6 +16,7 @@ from bert_jax.config import conversion
 from bert_jax.config.compute import CheckpointConfig, ComputeConfig, EvaluationConfig, MeshConfig
 from bert_jax.config.conversion import flatten, replaced, to_dict
 from bert_jax.config.data import DataConfig
+from bert_jax.config.embedding import EmbeddingConfig, InfoNCE, PairLoss
 from bert_jax.config.fields import Count, Kind, Positive, field_at, fields_of, section, setting
 from bert_jax.config.model import HeadConfig, Mixing, ModelConfig
 from bert_jax.config.optimizer import Optimizer, OptimizerConfig, Schedule
@@ -26,14 +27,17 @@ __all__ = [
     "CheckpointConfig",
     "ComputeConfig",
     "DataConfig",
+    "EmbeddingConfig",
     "EvaluationConfig",
     "HeadConfig",
     "HookConfig",
+    "InfoNCE",
     "MeshConfig",
     "Mixing",
     "ModelConfig",
     "Optimizer",
     "OptimizerConfig",
+    "PairLoss",
     "PhaseConfig",
     "Schedule",
     "TrainConfig",
@@ -68,6 +72,7 @@ class TrainConfig:
     head: HeadConfig = HeadConfig()
     compute: ComputeConfig = ComputeConfig()
     data: DataConfig = DataConfig()
+    embedding: EmbeddingConfig = EmbeddingConfig()
     optimizer: Optimizer = setting(
         OptimizerConfig(), "The optimizer, see [below](#optimizers), and its options."
     )

@@ -248,6 +248,11 @@ class ModelConfig:
 class HeadConfig:
     """The heads of a model: the two pre-training heads, unless it is made for a task."""
 
+    def with_parameters(self) -> "HeadConfig":
+        """Returns the head without `embedding`, which has no parameters."""
+        parts = tuple(part for part in self.parts if part != "embedding")
+        return dataclasses.replace(self, parts=parts)
+
     parts: tuple[str, ...] = setting(
         ("pooler", "mlm", "nsp"), "Heads of the encoder; at most one classifier.", choices=PARTS
     )
@@ -255,6 +260,9 @@ class HeadConfig:
         (),
         "The labels of a sequence or token classifier, in the order of its outputs. One or none: a "
         "regression.",
+    )
+    pooling: Literal["mean", "cls", "max", "lasttoken"] = setting(
+        "mean", "How the head `embedding` makes one vector of the tokens of a text."
     )
     # transformers modeling_electra.py, ElectraClassificationHead.
     pooler_act: Literal["tanh", "gelu", "gelu_new", "silu"] = setting(

@@ -64,7 +64,9 @@ class Optimizer(Kind, table=OPTIMIZERS):
         "still counts their FLOPs.",
     )
     gradient_accumulation_steps: Count = setting(
-        1, "Microbatches per batch, to fit in memory; the update is the same."
+        1,
+        "Microbatches per batch, to fit in memory; the update is the same. A contrastive loss sees "
+        "the vectors of all microbatches: their negatives are those of the whole batch.",
     )
     spike_factor: NonNegative = setting(
         0.0,

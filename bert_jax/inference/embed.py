@@ -45,6 +45,8 @@ def embed(
     pooling: str | None = None,
     length: int | None = None,
     normalize: bool | None = None,
+    prompt: str | None = None,
+    dims: int | None = None,
     ignore_unexpected: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
     """Returns `vectors` of the lines of a file, and `offsets`, as `vectors_of` makes them.
@@ -71,6 +73,8 @@ def embed(
         pooling=pooling,
         length=length,
         normalize=normalize,
+        prompt=prompt,
+        dims=dims,
     )
     # The text after the last newline is no line.
     blank = len(split) - (split[-1] == "") - len(numbers)
@@ -100,6 +104,8 @@ def vectors_of(
     pooling: str | None = None,
     length: int | None = None,
     normalize: bool | None = None,
+    prompt: str | None = None,
+    dims: int | None = None,
     hidden: bool = False,
     forward: Forward | None = None,
 ) -> dict[str, np.ndarray]:
@@ -112,8 +118,11 @@ def vectors_of(
     length 1. A text of more than `length` tokens is cut, with a note; by default the limit is the
     number of positions.
 
-    For a directory of sentence-transformers, its length, prompt, pooling and further steps are the
-    defaults; given `layers` or `pooling` replace its pooling and its steps. `forward` is
+    For a directory of sentence-transformers, and for a run that learned vectors, its length,
+    prompt, pooling and further steps are the defaults; given `layers` or `pooling` replace its
+    pooling and its steps. `prompt` names one of its prompts ("query", "document"). `dims` keeps the
+    first columns of the vectors, as `truncate_dim` of sentence-transformers does: they are not of
+    length 1 then, unless `normalize` is given. `forward` is
     `forward_of(checkpoint, layers)`, compiled once for many calls. `hidden` shows no bar.
 
     Raises UsageError for a layer that the model lacks, or a length beyond its positions.
@@ -122,6 +131,11 @@ def vectors_of(
         raise UsageError(f"`pooling` {pooling}: choose one of {', '.join(POOLINGS)}")
     is_own = pooling is not None or tuple(layers) != (-1,)
     recipe = _recipe_of(checkpoint, is_own=is_own, pooling=pooling, normalize=normalize)
+    recipe = recipe.with_prompt(prompt)
+    width = checkpoint.config.model.hidden_size * len(layers)
+    dims = recipe.dims if dims is None else dims
+    if dims is not None and not 1 <= dims <= width:
+        raise UsageError(f"`dims` {dims}: vectors have {width} columns")
     limit = checkpoint.config.model.max_position_embeddings
     length = min(recipe.length or limit, limit) if length is None else length
     if length > limit:
@@ -148,7 +162,10 @@ def vectors_of(
             parts.append(_vectors(hidden_NLW, lengths, recipe))
             done += len(hidden_NLW)
             progress.advance(len(hidden_NLW))
-    arrays = {"vectors": np.concatenate(parts)}
+    found = np.concatenate(parts)[:, :dims]
+    if dims is not None and normalize:
+        found = sentence_transformers.normalized(found)
+    arrays = {"vectors": found}
     if recipe.pooling == "none":
         arrays["offsets"] = np.concatenate([[0], np.cumsum(features.lengths)]).astype(np.int64)
     return arrays
@@ -181,6 +198,10 @@ def _recipe_of(
     is_foreign = checkpoint.tokenizer != directory / TOKENIZER
     if is_foreign:
         recipe = sentence_transformers.read(directory, encoder_only=is_own)
+    elif (of_run := sentence_transformers.recipe_of_run(checkpoint.config)) is not None:
+        recipe = of_run
+    if is_own and not is_foreign:
+        recipe = dataclasses.replace(recipe, steps=())
     if is_own:
         recipe = dataclasses.replace(recipe, pooling=pooling or "mean")
     if normalize is not None:

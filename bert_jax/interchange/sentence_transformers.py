@@ -14,10 +14,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from bert_jax.config import TrainConfig
 from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import name_map, safetensors_files
 
@@ -70,6 +71,20 @@ class EmbeddingRecipe:
     prompt: str = ""
     pooling: str = "mean"
     steps: tuple[tuple[str, Step], ...] = ()
+    # The columns of a vector that count; None: all.
+    dims: int | None = None
+
+    def with_prompt(self, name: str | None) -> Self:
+        """Returns the recipe with the prompt of that name before every text; None changes nothing.
+
+        Raises UsageError, with the names that there are.
+        """
+        if name is None:
+            return self
+        if name not in self.prompts:
+            known = ", ".join(self.prompts) or "none"
+            raise UsageError(f"`prompt` {name}: the model has the prompts: {known}")
+        return dataclasses.replace(self, prompt=self.prompts[name])
 
     def described(self) -> str:
         """Returns the recipe in words."""
@@ -87,7 +102,23 @@ def normalized(vectors_NW: np.ndarray) -> np.ndarray:
 NORMALIZE = ("normalized", normalized)
 
 
-def write(directory: Path, recipe: EmbeddingRecipe, *, width: int) -> None:
+def recipe_of_run(config: TrainConfig) -> EmbeddingRecipe | None:
+    """Returns the recipe of a run that learned vectors of texts; None for another run."""
+    if "embedding" not in config.head.parts:
+        return None
+    options = config.embedding
+    prompts = {"query": options.query_prompt, "document": options.document_prompt}
+    return EmbeddingRecipe(
+        length=config.phases[-1].sequence_length,
+        prompts=prompts if any(prompts.values()) else {},
+        pooling=config.head.pooling,
+        steps=(NORMALIZE,) * (options.similarity == "cosine"),
+    )
+
+
+def write(
+    directory: Path, recipe: EmbeddingRecipe, *, width: int, similarity: str = "cosine"
+) -> None:
     """Adds the files that make an encoder's directory an embedder with vectors of `width`.
 
     Types and fields are the older ones: sentence-transformers 5.7 and 6.2 read them
@@ -111,7 +142,11 @@ def write(directory: Path, recipe: EmbeddingRecipe, *, width: int) -> None:
         },
         # The tokenizer changes case where the model needs it.
         _ENCODER: {"max_seq_length": recipe.length, "do_lower_case": False},
-        _SETTINGS: {"prompts": dict(recipe.prompts), "similarity_fn_name": "cosine"},
+        _SETTINGS: {
+            "prompts": dict(recipe.prompts),
+            "similarity_fn_name": "cosine" if NORMALIZE in recipe.steps else similarity,
+            "truncate_dim": recipe.dims,
+        },
     }
     (directory / _FOLDER).mkdir()
     for name, content in files.items():
@@ -146,6 +181,7 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
         )
     prompts, prompt = _prompts(directory)
     recipe = EmbeddingRecipe(
+        dims=_dims(directory),
         length=length or _tokenizer_length(encoder),
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
@@ -207,6 +243,15 @@ def _prompts(directory: Path) -> tuple[dict[str, str], str]:
     if not isinstance(name, str) or name not in prompts:
         raise UsageError(f"{path}: default_prompt_name {brief(name)} is none of its prompts")
     return prompts, prompts[name]
+
+
+def _dims(directory: Path) -> int | None:
+    """Returns the columns that `encode` keeps of each vector; None for all."""
+    path = directory / _SETTINGS
+    dims = _json(path).get("truncate_dim") if path.is_file() else None
+    if dims is not None and (type(dims) is not int or dims < 1):
+        raise UsageError(f"{path}: truncate_dim is {brief(dims)}; expected a positive integer")
+    return dims
 
 
 def _tokenizer_length(encoder: Path) -> int | None:

@@ -88,7 +88,9 @@ def random_bits(key: DropoutKey, shape: tuple[int, ...], cuts: Sequence = ()) ->
     # An index in a row is below 2^32 for any tensor that fits in memory.
     assert math.prod(shape[1:]) < 2**32
     row_1, row_2 = (
-        word_B.reshape(word_B.shape + (1,) * (len(shape) - 1)) for word_B in key_words(key)
+        # A reshape would lose the layout of a batch of one row.
+        jnp.expand_dims(word_B, range(1, len(shape)))
+        for word_B in key_words(key)
     )
     last = len(shape) - 1
     if device_kind() not in _SHIFT_ADD_ON:

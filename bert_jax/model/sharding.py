@@ -131,6 +131,23 @@ def reshaped(x: jax.Array, shape: tuple[int, ...], *rest: str | None) -> jax.Arr
     return jnp.reshape(x, shape, out_sharding=over_batch(*rest))
 
 
+def row_parts() -> int:
+    """Returns into how many parts the mesh that is set cuts the rows of a batch; 1 without one."""
+    return math.prod(mesh_size(axis) for axis in BATCH)
+
+
+def on_every_device(x: jax.Array) -> jax.Array:
+    """Returns an array `[B, ...]` of rows of the batch, whole on every device.
+
+    The gradient of a float array is summed once, on its way back. So the copy can be a factor of
+    products, and be cut, joined and looked up in, and nothing else (jax's "reduced" arrays).
+    """
+    if not _has_mesh():
+        return x
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    return jax.reshard(x, jax.P(reduced=frozenset(BATCH)) if is_float else jax.P())
+
+
 def fsdp_size(mesh: Any) -> int:
     """Returns how many devices of a slice share a batch."""
     return math.prod(mesh.shape[axis] for axis in FSDP)

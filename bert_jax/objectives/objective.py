@@ -60,8 +60,14 @@ class Objective:
     figures: tuple[Figure, ...] = ()
     # The kinds of rows that it can learn from (registry.ROWS); none means any.
     rows: tuple[str, ...] = ()
+    # How many texts a row has for it: 2 for pairs (data/pairs/).
+    texts: int = 1
     # Whether `sums` takes `z_loss`, which is `optimizer.z_loss` in training.
     takes_z_loss: bool = False
+    # Whether its loss depends on the batch as a whole, such as a softmax over all texts of a batch.
+    # Then `forward` sees the whole batch, and goes through the encoder in as many microbatches as
+    # the config has.
+    needs_whole_batch: bool = False
     # Whether `sums` takes the scores of masked words as `compute.loss_slices` has them.
     takes_slices: bool = False
 

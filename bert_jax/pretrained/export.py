@@ -1,5 +1,6 @@
 """Writes any checkpoint as a directory of another system, with a model card."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -26,7 +27,7 @@ from bert_jax.progress import note
 
 def export_warning(config: TrainConfig) -> str:
     """Returns a line for a run whose model no other system can read; "" for others."""
-    why = huggingface.refusal(config.model, config.head)
+    why = huggingface.refusal(config.model, config.head.with_parameters())
     return f"note: transformers cannot load this model: {why}" if why else ""
 
 
@@ -62,10 +63,13 @@ def export_checkpoint(
     with jax.set_mesh(mesh):
         loaded = load_checkpoint(source, mesh=mesh, ignore_unexpected=ignore_unexpected)
         config, model = loaded.config, loaded.config.model
-        foreign = Foreign(model, config.head, loaded.params, loaded.step, (), loaded.tokenizer)
-        recipe, library = None, "transformers"
-        if pooling is not None:
-            recipe = _recipe(config, pooling, normalize=normalize, length=length)
+        head = config.head.with_parameters()
+        foreign = Foreign(model, head, loaded.params, loaded.step, (), loaded.tokenizer)
+        library = "transformers"
+        recipe = _recipe(config, pooling, normalize=normalize, length=length)
+        if to == "tf1":
+            recipe = None
+        if recipe is not None:
             library = "sentence-transformers"
         elif (hub.located(source) / sentence_transformers.MODULES).is_file():
             note(
@@ -80,14 +84,17 @@ def export_checkpoint(
                 output,
                 loaded.params,
                 model,
-                head=config.head,
+                head=head,
                 tokenizer=loaded.tokenizer,
                 dtype=dtype,
                 max_file_bytes=max_file_bytes,
                 model_type=model_type,
             )
         if recipe is not None:
-            sentence_transformers.write(output, recipe, width=model.hidden_size)
+            similarity = config.embedding.similarity
+            sentence_transformers.write(
+                output, recipe, width=model.hidden_size, similarity=similarity
+            )
         if loaded.is_run:
             model_card.write_model_card(
                 output,
@@ -104,10 +111,18 @@ def export_checkpoint(
 
 
 def _recipe(
-    config: TrainConfig, pooling: str, *, normalize: bool, length: int | None
-) -> EmbeddingRecipe:
+    config: TrainConfig, pooling: str | None, *, normalize: bool, length: int | None
+) -> EmbeddingRecipe | None:
+    """Returns how the exported model embeds: as asked for, or as the run learned it; None for
+    another model.
+    """
     limit = config.model.max_position_embeddings
     if length is not None and length > limit:
         raise UsageError(f"`length` {length}: the model has {limit} positions")
     steps = (sentence_transformers.NORMALIZE,) * normalize
+    if (recipe := sentence_transformers.recipe_of_run(config)) is not None:
+        changed = {"length": length, "pooling": pooling, "steps": steps}
+        return dataclasses.replace(recipe, **{n: value for n, value in changed.items() if value})
+    if pooling is None:
+        return None
     return EmbeddingRecipe(length=length or limit, pooling=pooling, steps=steps)

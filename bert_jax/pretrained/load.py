@@ -265,7 +265,7 @@ def with_parts(
     Parts that `config` does not have are left out. Raises UsageError if the source lacks a part,
     unless `allow_missing_heads` initializes it from the seed.
     """
-    wanted = config.head.parts
+    wanted = config.head.with_parameters().parts
     fresh = tuple(part for part in wanted if part not in source.params)
     if not allow_missing_heads:
         remedy = "`allow_missing_heads` begins with fresh ones"

@@ -32,7 +32,7 @@ from bert_jax.memory.fit import Demand
 from bert_jax.model import bert
 from bert_jax.model.heads.transform import from_masked_lm
 from bert_jax.model.sharding import row_shards
-from bert_jax.objectives.task import TaskObjective
+from bert_jax.objectives.contrastive import task_objective
 from bert_jax.pretrained import load
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import note
@@ -167,7 +167,7 @@ class FineTuning(TrainingJob):
         source: LoadedCheckpoint,
     ):
         self.config, self.data, self.mesh, self._source = config, data, mesh, source
-        self._task_objective = self.objective = TaskObjective(config.head)
+        self._task_objective = self.objective = task_objective(config.head)
         self.rates = _rates(config, settings)
         self.title = f"{config.name}, seed {config.seed}"
         self._rows = len(data.train.encoded.features)
@@ -244,7 +244,7 @@ def training_batches(
     """
     size = config.phases[0].global_batch_size
     assert features.labels is not None and features.weights is not None
-    if features.labels.ndim > features.weights.ndim:
+    if features.text_lengths is None and features.labels.ndim > features.weights.ndim:
         return Batches(features, size=size)
     multiple = row_shards(mesh) * config.optimizer.gradient_accumulation_steps
     return PackedBatches(features, size=size, multiple=multiple)
@@ -288,7 +288,7 @@ def _demand(settings: Settings, data: TaskData, mesh: Mesh) -> Demand:
             config,
             TrainState.abstract(config, mesh),
             device_feed.whole_to_global(largest, mesh=mesh),
-            objective=TaskObjective(config.head),
+            objective=task_objective(config.head),
             rates=_rates(config, settings),
         )
 
@@ -296,7 +296,7 @@ def _demand(settings: Settings, data: TaskData, mesh: Mesh) -> Demand:
         # The number of rows is a multiple of the devices, as in `Forward`.
         rows = math.ceil(config.evaluation.batch_size / mesh.size) * mesh.size
         shape = (rows, config.phases[phase].sequence_length)
-        objective = TaskObjective(config.head)
+        objective = task_objective(config.head)
         names = ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
         batch = {name: np.zeros(shape, np.int32) for name in names}
         return Forward(config, objective.output, batch_size=rows).lowered(

@@ -13,7 +13,7 @@ from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.errors import UsageError
 from bert_jax.inference.forward import Forward, in_float32
 from bert_jax.interchange import name_map
-from bert_jax.objectives.task import TaskObjective
+from bert_jax.objectives.contrastive import task_objective
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import note
 from bert_jax.registry import TASK_KINDS, TASKS
@@ -65,7 +65,7 @@ class Predictor:
         if self._forward is None:
             self._forward = Forward(
                 in_float32(config),
-                TaskObjective(config.head).output,
+                task_objective(config.head).output,
                 batch_size=_BATCH,
                 mesh=self._source.mesh,
             )

@@ -106,7 +106,7 @@ class TextTask(Task):
     def _gold(self, rows: Sequence[TextRow]) -> np.ndarray:
         """Returns float32 numbers or int32 classes."""
         if self.spec.kind == "regression":
-            return np.array([_number(row) for row in rows], np.float32)
+            return np.array([number_of(row) for row in rows], np.float32)
         numbers = {label: i for i, label in enumerate(self.spec.labels)}
         for row in rows:
             if row.label not in numbers:
@@ -155,7 +155,8 @@ class TextTask(Task):
         ]
 
 
-def _number(row: TextRow) -> float:
+def number_of(row: TextRow) -> float:
+    """Returns the label of a row as a number. Raises UsageError for another label."""
     try:
         value = float(str(row.label))
     except ValueError:

@@ -57,6 +57,8 @@ _NOT_HERE = {
     "classifier_pooling",
     "head": _TASK,
     "data": _PRETRAINING,
+    "embedding.query_prompt": "use `query_prompt`",
+    "embedding.document_prompt": "use `document_prompt`",
     "phases": "use `length`, `batch_size` and `epochs`",
     "evaluation.num_examples": _PRETRAINING,
     "optimizer.learning_rate": "use `learning_rate`",
@@ -145,6 +147,7 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
         model=source.config.model.with_generator_of(ModelConfig()),
         head=huggingface.with_classifier(source.config.model, source.config.head, data.task.head()),
         compute=source.config.compute,
+        embedding=data.task.embedding(),
         optimizer=OptimizerConfig(
             learning_rate=run.learning_rate, warmup_steps=int(WARMUP * steps)
         ),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config import HeadConfig
+from bert_jax.config import EmbeddingConfig, HeadConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.sources.stream import HELD_OUT, SourceOptions
 from bert_jax.data.tasks.encode_rows import Features
@@ -59,6 +59,9 @@ class TaskSpec:
     # best answer's by more than this.
     with_unanswerable: bool = False
     null_threshold: float = 0.0
+    # Of pairs: text before each query and before each document.
+    query_prompt: str = ""
+    document_prompt: str = ""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -168,6 +171,10 @@ class Task:
     def head(self) -> HeadConfig:
         """Returns the parts of the model that the task needs."""
         raise NotImplementedError
+
+    def embedding(self) -> EmbeddingConfig:
+        """Returns how vectors of texts are learned, for a head that is `embedding`."""
+        return EmbeddingConfig()
 
     def encode(
         self, rows: Sequence[Any], tokenizer: Tokenizer, *, length: int, labelled: bool

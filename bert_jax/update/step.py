@@ -9,6 +9,7 @@ import optax
 
 from bert_jax.config import TrainConfig
 from bert_jax.model.dropout import DropoutKey
+from bert_jax.model.microbatches import in_microbatches
 from bert_jax.model.sharding import over_batch
 from bert_jax.objectives.objective import Objective
 from bert_jax.update import optimizers, skip_updates
@@ -58,6 +59,8 @@ def train_step(
         return objective.loss(sums, counts), sums
 
     microbatches = config.optimizer.gradient_accumulation_steps
+    if objective.needs_whole_batch:
+        microbatches = 1
     gradients, sums = accumulate(loss, state.params, (batch, rows_B), microbatches=microbatches)
     norm = optax.tree.norm(gradients)
     metrics = objective.metrics(sums)
@@ -95,11 +98,7 @@ def accumulate(loss: Callable, params: Any, rows: Any, *, microbatches: int) -> 
     if microbatches == 1:
         return gradient(params, *rows)
 
-    def split(x):
-        shape = (x.shape[0] // microbatches, microbatches, *x.shape[1:])
-        return jnp.moveaxis(jnp.reshape(x, shape, out_sharding=over_batch()), 1, 0)
-
-    parts = jax.tree.map(split, rows)
+    parts = in_microbatches(rows, microbatches)
     first = jax.tree.map(lambda x: x[0], parts)
     zeros = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype, out_sharding=x.sharding),

@@ -53,6 +53,12 @@ class EmbedOptions(FromCheckpoint):
         "N: most tokens per text, with [CLS] and [SEP] (default: the length of the directory, or "
         "the number of positions)",
     )
+    prompt: str | None = setting(
+        None, "NAME: put this prompt of the model before every text: query or document"
+    )
+    dims: int | None = setting(
+        None, "N: keep the first N columns of each vector, for a model trained with embedding.dims"
+    )
 
 
 def run(options: EmbedOptions) -> None:
@@ -79,6 +85,8 @@ def run(options: EmbedOptions) -> None:
         pooling=options.pooling,
         length=options.length,
         normalize=options.normalize,
+        prompt=options.prompt,
+        dims=options.dims,
         ignore_unexpected=options.ignore_unexpected,
     )
     if options.json:

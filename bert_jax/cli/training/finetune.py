@@ -49,6 +49,8 @@ class TaskRowsOptions(TableFormat):
     label: str = setting(
         "label", "COLUMN: the column that holds the label, for ner with --columns the tag"
     )
+    query_prompt: str = setting("", "TEXT: for pairs and similarity: put before each first text")
+    document_prompt: str = setting("", "TEXT: for pairs and similarity: put before the other texts")
     regression: bool = setting(False, "for task text: the label is a number")
     skip_bad: bool = setting(
         False, "for squad: leave out answers that do not stand where the file says, and count them"
@@ -143,7 +145,8 @@ def _spec(options: FinetuneOptions) -> Any:
     changes = options.fields_of(type(spec))
     fewest, most = TASKS[name].text_columns
     if not fewest <= len(options.text) <= most:
-        wanted = f"takes --text COLUMN {'once' if most == 1 else 'once or twice'}"
+        times = {(1, 2): "once or twice", (2, 2): "twice"}.get((fewest, most), "twice or more")
+        wanted = f"takes --text COLUMN {times}"
         raise UsageError(f"--task {name} {wanted if most else 'has no --text COLUMN'}")
     if most:
         changes |= {"text_columns": options.text, "label_column": options.label}

@@ -17,15 +17,22 @@ class Field(NamedTuple):
     """An array of a batch, `[B, size]`.
 
     `size` is "L" (the sequence length), "M" (the maximum number of masked positions per row), "P"
-    (the maximum number of sequences per row; 1 if rows are not packed) or a number.
+    (the maximum number of examples per row; 1 if rows are not packed), "2P" (two texts for each
+    example, and so on) or a number.
     """
 
     size: str
     dtype: type
 
     def columns(self, *, sequence_length: int, max_predictions: int, max_sequences: int = 1) -> int:
-        sizes = {"L": sequence_length, "M": max_predictions, "P": max_sequences}
-        return sizes.get(self.size) or int(self.size)
+        if self.size.endswith("P"):
+            return self.of_an_example * max_sequences
+        return {"L": sequence_length, "M": max_predictions}.get(self.size) or int(self.size)
+
+    @property
+    def of_an_example(self) -> int:
+        """How many columns an example has, of a size in "P"."""
+        return int(self.size.removesuffix("P") or 1)
 
 
 class ArraySpec(NamedTuple):

@@ -151,7 +151,12 @@ def place(
 
     Raises UsageError if the sequences do not fit.
     """
-    rooms = {"L": sequence_length, "P": max_sequences}
+    of_examples = {f.size: f.of_an_example for f in fields.values() if f.size.endswith("P")}
+    of_examples = {"P": 1} | of_examples
+    rooms = {"L": sequence_length}
+    rooms |= {size: columns * max_sequences for size, columns in of_examples.items()}
+    # An example has as many sequences as the array with the most columns for it.
+    sequences = max(of_examples, key=lambda size: of_examples[size])
     if "mlm_weights" in parts[0][1]:
         rooms["M"] = max_predictions
     slots = {size: _slots(size, room, parts, counts) for size, room in rooms.items()}
@@ -166,7 +171,7 @@ def place(
                              f"{room} (data.packing)")  # fmt: skip
         added = None
         if name == "sequence_ids":
-            added = slot.number
+            added = slots[sequences].begin
         elif name.endswith("_positions"):
             added = slots["L"].begin
         filled = pad if name == "input_ids" else 0
@@ -192,7 +197,6 @@ class _Slots(NamedTuple):
     """Where the columns of one size go."""
 
     moved: list[_Moved]  # of each part
-    number: np.ndarray  # int64 [S], which one of its packed row a sequence is
     begin: np.ndarray  # int64 [S], its first column in there
     most: int  # columns that are filled in a row
 
@@ -205,7 +209,8 @@ def _slots(
     elif size == "M":
         tables = [batch["mlm_weights"] for _, batch in parts]
     else:
-        tables = [np.ones((chosen.size, 1), bool) for chosen, _ in parts]
+        of_an_example = Field(size, bool).of_an_example
+        tables = [np.ones((chosen.size, of_an_example), bool) for chosen, _ in parts]
     each = [np.count_nonzero(table, axis=1) for table in tables]
     columns = np.zeros(counts.sum(), np.int64)
     for (chosen, _), count in zip(parts, each, strict=True):
@@ -224,7 +229,6 @@ def _slots(
     ]
     return _Slots(
         moved,
-        number=np.arange(columns.size) - np.repeat(first, counts),
         begin=begin,
         most=int(np.add.reduceat(columns, first).max()),
     )

@@ -91,6 +91,8 @@ class SpanRows:
     """The base of the entries of `registry.ROWS`; each plans its rows."""
 
     num_special: int
+    # How many texts an example has, each with its own positions and `sequence_ids`.
+    texts = 1
 
     def check(self, split: Split, *, sequence_length: int) -> None:
         """Raises `UsageError` if the length allows no rows. Any split has some."""

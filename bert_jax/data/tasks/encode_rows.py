@@ -33,6 +33,8 @@ class Features:
     lengths: np.ndarray
     labels: np.ndarray | None = None
     weights: np.ndarray | None = None
+    # Tokens of each text of a row `[N, T]`, if a row has several texts with their own positions.
+    text_lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -67,10 +69,30 @@ def arrays_of(features: Features, rows: np.ndarray, *, length: int) -> dict[str,
         "position_ids": np.tile(position, (len(rows), 1)),
         "sequence_ids": (position < features.lengths[rows, None]).astype(np.int32),
     }
+    if features.text_lengths is not None:
+        batch |= places_of_texts(features.text_lengths[rows], length=length)
     if features.labels is not None and features.weights is not None:
         cut = (rows, slice(length)) if features.weights.ndim == 2 else (rows,)
         batch |= {"labels": features.labels[cut], "weights": features.weights[cut]}
     return batch
+
+
+def places_of_texts(text_lengths: np.ndarray, *, length: int) -> dict[str, np.ndarray]:
+    """Returns `position_ids`, `sequence_ids` int32 `[N, L]` and `text_positions` int32 `[N, T]` of
+    rows with several texts, which have so many tokens `[N, T]`.
+    """
+    ends = np.cumsum(text_lengths, axis=1)
+    begins = ends - text_lengths
+    column = np.arange(length)
+    # The text of each column, T after the last text.
+    text = np.sum(column[:, None] >= ends[:, None], axis=-1)
+    is_token = text < text_lengths.shape[1]
+    begin = np.take_along_axis(begins, np.minimum(text, text_lengths.shape[1] - 1), axis=1)
+    return {
+        "position_ids": ((column - begin) * is_token).astype(np.int32),
+        "sequence_ids": ((text + 1) * is_token).astype(np.int32),
+        "text_positions": begins.astype(np.int32),
+    }
 
 
 def batch_lengths(features: Features, *, size: int) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ class Pooler(nnx.Module):
         return activation(self.act, self.dense(dropout(x_BPD, key, rate=context.dropout_rate)))
 
 
-def _beginnings(batch: Mapping[str, jax.Array]) -> jax.Array:
+def beginnings(batch: Mapping[str, jax.Array]) -> jax.Array:
     """Returns where the texts begin `[B, P]`: at the first token, or where the batch says."""
     rows = batch["input_ids"].shape[0]
     first_B1 = jnp.zeros((rows, 1), jnp.int32, out_sharding=over_batch())
@@ -46,12 +46,12 @@ def _beginnings(batch: Mapping[str, jax.Array]) -> jax.Array:
     return batch.get("text_positions", pairs_BP)
 
 
-def _means(x_BLD: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns the mean of the tokens of each text, padding left out: `[B, P, D]`, added up in
-    float32. One without tokens has zeros.
+def means(x_BLD: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns the mean of the tokens of each text, padding left out: float32 `[B, P, D]`. A text
+    without tokens has zeros.
     """
     ids_BL = batch["sequence_ids"]
-    ids_BP = gather_ids(ids_BL, _beginnings(batch))
+    ids_BP = gather_ids(ids_BL, beginnings(batch))
     is_of_BPL = (ids_BL[:, None] == ids_BP[..., None]) & (ids_BL[:, None] > 0)
     sums_BPD = jnp.einsum(
         "bpl,bld->bpd",
@@ -61,7 +61,7 @@ def _means(x_BLD: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
         preferred_element_type=jnp.float32,
     )
     counts_BP1 = jnp.maximum(jnp.sum(is_of_BPL, axis=-1, keepdims=True), 1)
-    return (sums_BPD / counts_BP1).astype(x_BLD.dtype)
+    return sums_BPD / counts_BP1
 
 
 class _Part(Part):
@@ -74,7 +74,7 @@ class _Part(Part):
         return Transform(config, rngs=rngs) if head.transform else Pooler(config, head, rngs=rngs)
 
     def positions(self, batch: Mapping[str, jax.Array]) -> jax.Array:
-        return _beginnings(batch)
+        return beginnings(batch)
 
     def pooled(self, module: Any, x_BRD: jax.Array, context: Context) -> jax.Array:
         """Returns the vectors of the texts, `[B, P, D]`."""
@@ -96,14 +96,15 @@ class _OfMean(_Part):
         return EVERY
 
     def pooled(self, module: Any, x_BRD: jax.Array, context: Context) -> jax.Array:
-        return super().pooled(module, _means(x_BRD, context.batch), context)
+        return super().pooled(module, means(x_BRD, context.batch).astype(x_BRD.dtype), context)
 
 
 class _Late(_OfMean):
     """Maps every position; the mean comes after that."""
 
     def pooled(self, module: Any, x_BRD: jax.Array, context: Context) -> jax.Array:
-        return _means(_Part.pooled(self, module, x_BRD, context), context.batch)
+        mapped_BLD = _Part.pooled(self, module, x_BRD, context)
+        return means(mapped_BLD, context.batch).astype(mapped_BLD.dtype)
 
 
 POOLER = _Part()

@@ -183,6 +183,8 @@ def _kinds():
     """Every objective with the rows that it can learn from, and every mask."""
     for objective, rows in itertools.product(OBJECTIVES.names(), ROWS.names()):
         is_ours = OBJECTIVES.is_builtin(objective) and ROWS.is_builtin(rows)
+        # Pairs of texts: tests/objectives/test_contrastive.py.
+        is_ours = is_ours and OBJECTIVES[objective].texts == ROWS[rows].texts == 1
         if is_ours and rows in (OBJECTIVES[objective].rows or (rows,)):
             yield objective, rows, "tokens"
     yield from (("mlm+nsp", "sentence_pairs", mask) for mask in MASKS.names() if mask != "tokens")
@@ -347,7 +349,7 @@ BLOCKS = {
 def _models():
     yield "mlm+nsp", "bert", "fused", True
     for objective in OBJECTIVES.names():
-        if OBJECTIVES.is_builtin(objective):
+        if OBJECTIVES.is_builtin(objective) and OBJECTIVES[objective].texts == 1:
             yield objective, "bert", "fused", False
     yield from (("mlm+nsp", block, "fused", False) for block in BLOCKS if block != "bert")
     # The others serve windows, or TPUs.

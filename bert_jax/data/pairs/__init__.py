@@ -1,0 +1,1 @@
+"""Pairs of texts: rows with two texts each, for vectors of texts."""

@@ -1,0 +1,194 @@
+"""Vectors of texts from pairs: each query finds its own document among those of the global batch.
+
+The loss depends on the batch as a whole, so that microbatches are no smaller batches: the encoder
+goes through them one after the other, and the loss sees the vectors of all (Gao et al. 2021,
+GradCache, arXiv:2101.06983). The backward pass computes the outputs of a microbatch again, with the
+same dropout, which is a function of the row.
+
+Dims: B rows, P texts in a row, T texts of an example (a query and its documents), N examples, D
+width.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import HeadConfig, ModelConfig, PhaseConfig, TrainConfig
+from bert_jax.data.pairs.text_ids import text_ids
+from bert_jax.data.pretraining.batch import INPUTS, Batch, Draw, Field
+from bert_jax.model import bert
+from bert_jax.model.dropout import DropoutKey
+from bert_jax.model.encoder import gather_early
+from bert_jax.model.flops import encoder_flops
+from bert_jax.model.losses import Sums
+from bert_jax.model.microbatches import in_microbatches, joined_microbatches
+from bert_jax.model.sharding import reshaped
+from bert_jax.objectives.objective import Figure, Objective
+from bert_jax.objectives.pair_losses import texts_of_widths
+from bert_jax.objectives.task import TaskObjective
+
+# What the encoder reads.
+_READ = (*INPUTS, "text_positions")
+
+
+class Contrastive(Objective):
+    """The loss that `embedding.loss` names, of examples with two texts."""
+
+    name = "contrastive"
+    parts = ("embedding",)
+    losses = {"contrastive": 1.0}
+    texts = 2
+    needs_whole_batch = True
+    # The array of the examples' weights, and the array of scores, if there is one.
+    weights, scores = "contrastive_weights", ""
+    fields = {
+        **INPUTS,
+        # The first token of each text: a row has two for each example.
+        "text_positions": Field("2P", np.int32),
+        # A hash of each text in two words.
+        "text_ids": Field("2P", np.int32),
+        "text_ids_high": Field("2P", np.int32),
+        "contrastive_weights": Field("P", np.float32),
+    }
+    figures = (
+        Figure("contrastive_loss", "contrastive loss", "{:.3f} nats"),
+        Figure("contrastive_accuracy", "own document found"),
+    )
+
+    def collate(self, rows: Batch, draw: Draw) -> Batch:
+        low, high = text_ids(rows["input_ids"], rows["sequence_ids"], rows["position_ids"], texts=2)
+        return {
+            **{name: rows[name] for name in _READ},
+            "text_ids": low,
+            "text_ids_high": high,
+            "contrastive_weights": np.ones((len(low), 1), np.float32),
+        }
+
+    def forward(
+        self,
+        params: bert.Params,
+        batch: dict[str, jax.Array],
+        *,
+        config: TrainConfig,
+        key: DropoutKey | None,
+    ) -> Sums:
+        vectors_BPD = vectors(params, batch, config=config, key=key)
+        examples = batch[self.weights].size
+
+        def of_examples(x: jax.Array) -> jax.Array:
+            return reshaped(x, (examples, -1, *x.shape[2:]))
+
+        return pair_sums(
+            of_examples(vectors_BPD),
+            of_examples(jnp.stack([batch["text_ids"], batch["text_ids_high"]], axis=-1)),
+            of_examples(batch[self.weights])[:, 0],
+            config=config,
+            scores_NC=of_examples(batch[self.scores]) if self.scores else None,
+        )
+
+    def counts(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"contrastive": jnp.maximum(jnp.sum(batch[self.weights]), 1.0)}
+
+    def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:
+        """The products of the vectors with each other are left out: a thousandth of the encoder's
+        at a batch of 32,768 and a width of 768.
+        """
+        return encoder_flops(model, length=phase.sequence_length)
+
+
+def vectors(
+    params: bert.Params,
+    batch: dict[str, jax.Array],
+    *,
+    config: TrainConfig,
+    key: DropoutKey | None,
+) -> jax.Array:
+    """Returns the vectors of the texts of each row `[B, P, D]`, float32.
+
+    With a key, and `optimizer.gradient_accumulation_steps` above 1, the rows go through the encoder
+    in that many microbatches, of which the backward pass keeps nothing but their vectors.
+    """
+    inputs = {name: batch[name] for name in _READ}
+
+    def encode(params: bert.Params, inputs: dict[str, jax.Array], key: Any) -> jax.Array:
+        outputs = bert.apply(
+            params,
+            inputs,
+            config=config.model,
+            head=config.head,
+            compute=config.compute,
+            key=key,
+        )
+        return outputs["embeddings"]
+
+    microbatches = config.optimizer.gradient_accumulation_steps
+    if key is None or microbatches == 1:
+        return encode(params, inputs, key)
+    # Once, and not for each microbatch: gradients are summed over devices where they come back.
+    params = gather_early(params, config.compute)
+
+    def one(_: None, part: Any) -> tuple[None, jax.Array]:
+        inputs, rows_B = part
+        return None, jax.checkpoint(encode)(params, inputs, dataclasses.replace(key, rows_B=rows_B))
+
+    _, found = jax.lax.scan(one, None, in_microbatches((inputs, key.rows_B), microbatches))
+    return joined_microbatches(found)
+
+
+def pair_sums(
+    vectors_NTD: jax.Array,
+    ids_NT2: jax.Array,
+    weights_N: jax.Array,
+    *,
+    config: TrainConfig,
+    scores_NC: jax.Array | None = None,
+) -> Sums:
+    """Returns the sums of a batch of examples, whose first text is the query.
+
+    The loss of several widths is the sum of the losses (MatryoshkaLoss of sentence-transformers
+    with weights of 1; FlagEmbedding has the mean).
+    """
+    options = config.embedding
+    widths = (vectors_NTD.shape[-1], *options.dims)
+    each = texts_of_widths(
+        vectors_NTD[:, 0],
+        vectors_NTD[:, 1:],
+        widths=widths,
+        is_cosine=options.similarity == "cosine",
+        weights_N=weights_N,
+        query_ids_N2=ids_NT2[:, 0],
+        document_ids_NC2=ids_NT2[:, 1:],
+        scores_NC=jnp.zeros_like(vectors_NTD[:, 1:, 0]) if scores_NC is None else scores_NC,
+    )
+    found = [options.loss.mean(texts) for texts in each]
+    count = jnp.sum(weights_N)
+    return {
+        "contrastive_loss": sum(loss for loss, _ in found) * count,
+        "contrastive_hits": found[0][1] * count,
+        "contrastive_count": count,
+    }
+
+
+class PairObjective(Contrastive):
+    """The loss of a task of pairs: an example may have more than two texts, and scores."""
+
+    name = "task"
+    weights, scores = "weights", "labels"
+    fields = {}
+    # What evaluation and prediction read.
+    output = "embeddings"
+
+    def metrics(self, sums: Sums) -> dict[str, Any]:
+        found = super().metrics(sums)
+        return {"loss": found["loss"], "accuracy": found["contrastive_accuracy"]}
+
+
+def task_objective(head: HeadConfig) -> TaskObjective | PairObjective:
+    """Returns the objective of fine-tuning with a head."""
+    return PairObjective() if "embedding" in head.parts else TaskObjective(head)
+
+
+CONTRASTIVE = Contrastive()

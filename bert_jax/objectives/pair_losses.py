@@ -1,0 +1,310 @@
+"""Losses of the vectors of texts: the kinds of `embedding.loss`.
+
+Each is a pure function of the vectors of a global batch, in float32. The formulas and their numbers
+are those of sentence-transformers 6.2 (sentence_transformer/losses/).
+
+Dims: N examples (a query and its documents), C documents of an example, the first one its own, M =
+N x C documents of the batch, K columns of a softmax, D width of a vector.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.config.embedding import InfoNCE, PairLoss
+from bert_jax.config.fields import Positive, section, setting
+from bert_jax.model.microbatches import in_microbatches, joined_microbatches
+from bert_jax.model.sharding import (
+    on_every_device,
+    over_batch,
+    reshaped,
+    row_parts,
+)
+
+# torch.nn.functional.normalize divides by this at least.
+_LEAST_NORM = 1e-12
+# Similarities that a device has at a time, of 4 bytes; the backward pass computes them again.
+_TILE = 1 << 24
+_EXACT = jax.lax.Precision.HIGHEST
+
+Mean = tuple[jax.Array, jax.Array]
+
+
+class Texts(NamedTuple):
+    """The texts of a global batch. Arrays are cut by examples, but for those named `all`, which are
+    whole on every device.
+    """
+
+    queries_ND: jax.Array
+    documents_NCD: jax.Array
+    # 1, or 0 for an example that fills up the batch.
+    weights_N: jax.Array
+    # Two words that are equal for equal texts: int32.
+    query_ids_N2: jax.Array
+    document_ids_NC2: jax.Array
+    # The scores of a file: one for each document, or one for the pair.
+    scores_NC: jax.Array
+    all_queries_ND: jax.Array
+    all_documents_MD: jax.Array
+
+    def own(self) -> jax.Array:
+        """Returns the similarity of each query and its own documents `[N, C]`."""
+        return jnp.einsum("nd,ncd->nc", self.queries_ND, self.documents_NCD, precision=_EXACT)
+
+
+def texts_of_widths(
+    queries_ND: jax.Array,
+    documents_NCD: jax.Array,
+    *,
+    widths: Sequence[int],
+    is_cosine: bool,
+    **values: jax.Array,
+) -> list[Texts]:
+    """Returns the texts with vectors of each of the `widths`: the first columns, of length 1 where
+    similarities are cosines. All widths are gathered at once. `values` are the other arrays.
+    """
+
+    def parts(vectors: jax.Array) -> list[jax.Array]:
+        cut = [vectors[..., :width] for width in widths]
+        return [normalized(part) for part in cut] if is_cosine else cut
+
+    queries, documents = parts(queries_ND), parts(documents_NCD)
+    examples, count = documents_NCD.shape[:2]
+    all_queries = on_every_device(jnp.concatenate(queries, axis=-1))
+    joined_NCW = jnp.concatenate(documents, axis=-1)
+    all_documents = on_every_device(reshaped(joined_NCW, (examples * count, sum(widths))))
+    found, at = [], 0
+    for width, query_ND, document_NCD in zip(widths, queries, documents, strict=True):
+        columns = slice(at, at + width)
+        at += width
+        found.append(
+            Texts(
+                queries_ND=query_ND,
+                documents_NCD=document_NCD,
+                all_queries_ND=all_queries[:, columns],
+                all_documents_MD=all_documents[:, columns],
+                **values,
+            )
+        )
+    return found
+
+
+def normalized(vectors: jax.Array) -> jax.Array:
+    """Returns vectors of length 1; zeros stay."""
+    squares = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
+    # The root has no derivative at 0.
+    return vectors / jnp.sqrt(jnp.maximum(squares, _LEAST_NORM**2))
+
+
+def _weighted(values_N: jax.Array, weights_N: jax.Array) -> jax.Array:
+    """Returns the mean over the examples that count."""
+    return jnp.sum(weights_N * values_N) / jnp.maximum(jnp.sum(weights_N), 1.0)
+
+
+# --- a softmax over the batch
+
+
+class _Columns(NamedTuple):
+    """The texts that a row may find, whole on every device."""
+
+    vectors_KD: jax.Array
+    is_candidate_K: jax.Array
+    ids_K2: jax.Array
+    # The id of the text that a column belongs to, and whether it is that text's own.
+    owner_ids_K2: jax.Array
+    is_own_K: jax.Array
+
+
+class _Rows(NamedTuple):
+    """The texts that look for their own column, cut by examples."""
+
+    vectors_ND: jax.Array
+    ids_N2: jax.Array
+    target_ids_N2: jax.Array
+    target_N: jax.Array  # the own column: int32
+
+
+def info_nce(options: InfoNCE, texts: Texts) -> Mean:
+    """Returns the mean of -log softmax of each query's own document among the documents of all
+    queries (van den Oord et al. 2018; MultipleNegativesRankingLoss). A query is right if no
+    document has a higher similarity than its own.
+
+    With `mask_duplicates` the loss is that of the batch without repetitions: of equal documents the
+    first one is a candidate, the others only for their own queries; copies of a query's own
+    document and the own documents of equal queries are no negatives; an example that repeats both
+    texts of an earlier one does not count.
+    """
+    examples, count = texts.documents_NCD.shape[:2]
+    number_N = jax.lax.broadcasted_iota(jnp.int32, (examples,), 0, out_sharding=over_batch())
+    own_ids_N2 = texts.document_ids_NC2[:, 0]
+    is_there_N = on_every_device((texts.weights_N > 0).astype(jnp.int32)) > 0
+    queries_N2 = on_every_device(texts.query_ids_N2)
+    documents_M2 = on_every_device(reshaped(texts.document_ids_NC2, (examples * count, 2)))
+    is_there_M = jnp.repeat(is_there_N, count)
+    weights_N, first_N, first_M = texts.weights_N, is_there_N, is_there_M
+    if options.mask_duplicates:
+        pairs_N4 = jnp.concatenate([queries_N2, documents_M2[::count]], axis=1)
+        weights_N = weights_N * _cut_like_rows(_is_first(pairs_N4, is_there_N))
+        first_N, first_M = _is_first(queries_N2, is_there_N), _is_first(documents_M2, is_there_M)
+    documents = _Columns(
+        vectors_KD=texts.all_documents_MD,
+        is_candidate_K=first_M,
+        ids_K2=documents_M2,
+        owner_ids_K2=jnp.repeat(queries_N2, count, axis=0),
+        is_own_K=jnp.arange(examples * count) % count == 0,
+    )
+    rows = _Rows(texts.queries_ND, texts.query_ids_N2, own_ids_N2, number_N * count)
+    loss_N, hits_N = _softmax(rows, documents, options)
+    loss = _weighted(loss_N, weights_N)
+    if options.symmetric:
+        queries = _Columns(
+            vectors_KD=texts.all_queries_ND,
+            is_candidate_K=first_N,
+            ids_K2=queries_N2,
+            owner_ids_K2=documents_M2[::count],
+            is_own_K=jnp.ones(examples, bool),
+        )
+        rows = _Rows(texts.documents_NCD[:, 0], own_ids_N2, texts.query_ids_N2, number_N)
+        loss = (loss + _weighted(_softmax(rows, queries, options)[0], weights_N)) / 2
+    return loss, _weighted(hits_N, weights_N)
+
+
+def _softmax(rows: _Rows, columns: _Columns, options: InfoNCE) -> Mean:
+    """Returns the loss of each row `[N]`, and whether no candidate exceeds its own column."""
+
+    def of_some(rows: _Rows) -> Mean:
+        products = jnp.einsum("nd,kd->nk", rows.vectors_ND, columns.vectors_KD, precision=_EXACT)
+        is_target = rows.target_N[:, None] == jnp.arange(products.shape[1])
+        own_N = jnp.sum(jnp.where(is_target, products, 0.0), axis=1)
+        is_seen = columns.is_candidate_K[None]
+        if options.mask_duplicates:
+            is_copy = _are_equal(rows.target_ids_N2, columns.ids_K2)
+            is_answer = _are_equal(rows.ids_N2, columns.owner_ids_K2) & columns.is_own_K
+            is_seen = is_seen & ~is_copy & ~is_answer
+        if options.false_negative_margin is not None:
+            limit_N = jax.lax.stop_gradient(own_N) + options.false_negative_margin
+            is_seen = is_seen & (products <= limit_N[:, None])
+        logits = jnp.where(is_seen | is_target, products / options.temperature, -jnp.inf)
+        highest_N = jax.lax.stop_gradient(jnp.max(logits, axis=1))
+        total_N = jnp.sum(jnp.exp(logits - highest_N[:, None]), axis=1)
+        own_N = own_N / options.temperature
+        return highest_N + jnp.log(total_N) - own_N, (own_N >= highest_N).astype(jnp.float32)
+
+    tiles = _tiles(rows.target_N.shape[0], columns.is_candidate_K.shape[0])
+    if tiles == 1:
+        return of_some(rows)
+
+    def one(_: None, some: _Rows) -> tuple[None, Mean]:
+        return None, jax.checkpoint(of_some)(some)
+
+    _, found = jax.lax.scan(one, None, in_microbatches(rows, tiles))
+    loss_N, hits_N = (joined_microbatches(x) for x in found)
+    return loss_N, hits_N
+
+
+def _tiles(rows: int, columns: int) -> int:
+    """Returns into how many parts a device cuts its rows, so that no part exceeds `_TILE`."""
+    of_device = rows // row_parts()
+    parts = (n for n in range(1, of_device + 1) if of_device % n == 0)
+    return next((n for n in parts if of_device // n * columns <= _TILE), max(of_device, 1))
+
+
+def _are_equal(ids_N2: jax.Array, ids_K2: jax.Array) -> jax.Array:
+    """Returns which ids are equal `[N, K]`."""
+    low, high = (ids_N2[:, None, word] == ids_K2[None, :, word] for word in range(2))
+    return low & high
+
+
+def _is_first(ids_KW: jax.Array, is_there_K: jax.Array) -> jax.Array:
+    """Returns which texts are there and have no equal one before them."""
+    number_K = jnp.arange(is_there_K.size)
+    words = [~is_there_K, *ids_KW.T, number_K]
+    *keys, order_K = jax.lax.sort(words, num_keys=len(words))
+    is_new_K = jnp.zeros(number_K.shape, bool).at[0].set(True)
+    for key in keys:
+        is_new_K = is_new_K | (key != jnp.roll(key, 1))
+    return jnp.zeros(number_K.shape, bool).at[order_K].set(is_new_K) & is_there_K
+
+
+def _cut_like_rows(is_first_N: jax.Array) -> jax.Array:
+    """Returns booleans that are whole on every device as float32, cut by examples."""
+    numbers_N = is_first_N.astype(jnp.float32)
+    spec = over_batch()
+    return numbers_N if spec is None else jax.reshard(numbers_N, spec)
+
+
+# --- losses with scores
+
+
+@section
+class CoSENT(PairLoss, kind="cosent"):
+    """Orders pairs as their scores do: log(1 + sum of exp(s_j - s_i) over all pairs i, j of the
+    batch with a higher score of i) (https://kexue.fm/archives/8847; CoSENTLoss).
+    """
+
+    needs_scores = True
+
+    temperature: Positive = setting(0.05, "Similarities are divided by it.")
+
+    def mean(self, texts: Texts) -> Mean:
+        """A pair of pairs is right if its similarities have the order of the scores."""
+        logits_N, scores_N, is_there_N = _whole(
+            texts.own()[:, 0] / self.temperature, texts.scores_NC[:, 0], texts.weights_N
+        )
+        is_above = scores_N[:, None] > scores_N[None]
+        is_above = is_above & (is_there_N[:, None] > 0) & (is_there_N[None] > 0)
+        differences = logits_N[None] - logits_N[:, None]  # of row i: s_j - s_i
+        terms = jnp.where(is_above, differences, -jnp.inf).reshape(-1)
+        loss = jax.nn.logsumexp(jnp.append(terms, 0.0))
+        right = jnp.sum(is_above & (differences < 0)) / jnp.maximum(jnp.sum(is_above), 1)
+        return loss, right.astype(jnp.float32)
+
+
+@section
+class MarginMSE(PairLoss, kind="margin_mse"):
+    """Squared error of the differences between the own document's similarity and those of the
+    negatives, against those of a teacher (Hofstätter et al. 2020, arXiv:2010.02666; MarginMSELoss).
+    """
+
+    needs_scores = True
+
+    def mean(self, texts: Texts) -> Mean:
+        own_NC, scores_NC = texts.own(), texts.scores_NC
+        margins = own_NC[:, :1] - own_NC[:, 1:]
+        wanted = scores_NC[:, :1] - scores_NC[:, 1:]
+        loss_N = jnp.mean(jnp.square(margins - wanted), axis=1)
+        return _weighted(loss_N, texts.weights_N), _best_is_own(own_NC, texts.weights_N)
+
+
+@section
+class KullbackLeibler(PairLoss, kind="kl"):
+    """KL divergence of the similarities of a query's documents from a teacher's scores
+    (DistillKLDivLoss).
+    """
+
+    needs_scores = True
+
+    temperature: Positive = setting(1.0, "Similarities and scores are divided by it.")
+
+    def mean(self, texts: Texts) -> Mean:
+        """The gradient is that of a temperature of 1: the loss has its square as a factor."""
+        own_NC = texts.own()
+        teacher_NC = jax.nn.log_softmax(texts.scores_NC / self.temperature)
+        ours_NC = jax.nn.log_softmax(own_NC / self.temperature)
+        loss_N = jnp.sum(jnp.exp(teacher_NC) * (teacher_NC - ours_NC), axis=1)
+        loss = _weighted(loss_N, texts.weights_N) * self.temperature**2
+        return loss, _best_is_own(own_NC, texts.weights_N)
+
+
+def _best_is_own(own_NC: jax.Array, weights_N: jax.Array) -> jax.Array:
+    is_right_N = own_NC[:, 0] >= jnp.max(own_NC, axis=1)
+    return _weighted(is_right_N.astype(jnp.float32), weights_N)
+
+
+def _whole(*arrays: jax.Array) -> list[Any]:
+    """Returns small arrays whole on every device, for any operation."""
+    if over_batch() is None:
+        return list(arrays)
+    return [jax.reshard(x, jax.P()) for x in arrays]

@@ -1,0 +1,228 @@
+"""Vectors of texts from pairs: the same loss for any microbatches, mesh and packing, and a run."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.__main__ import main
+from bert_jax.config import (
+    ComputeConfig,
+    DataConfig,
+    EmbeddingConfig,
+    InfoNCE,
+    ModelConfig,
+    PhaseConfig,
+    TrainConfig,
+)
+from bert_jax.config_checks import complete, validate
+from bert_jax.data.pretraining.batch import signature
+from bert_jax.data.pretraining.pipeline import Pipeline
+from bert_jax.data.tokenizer.tokenizer import Vocabulary
+from bert_jax.errors import UsageError
+from bert_jax.model import bert
+from bert_jax.objectives.contrastive import CONTRASTIVE
+from bert_jax.update.state import TrainState
+from bert_jax.update.step import lower_train_step, train_step
+from tests import tiny_corpus
+from tests.batches import mesh_of
+from tests.states import arrays_of, assert_same_bits
+from tests.synthetic_corpus import SPECIAL, random_split
+
+MODEL = ModelConfig(
+    vocab_size=100,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=48,
+    hidden_dropout_prob=0.2,
+)
+SPLIT = random_split(60, mean_sentences=5, mean_tokens=9, vocab_size=100)
+
+
+def config_of(**changes) -> TrainConfig:
+    values = {
+        "objective": "contrastive",
+        "model": MODEL,
+        "compute": ComputeConfig(dtype="float32"),
+        "data": DataConfig(rows="crops"),
+        "embedding": EmbeddingConfig(loss=InfoNCE(symmetric=True), dims=(16, 8)),
+        "phases": (PhaseConfig(sequence_length=32, steps=4, global_batch_size=16),),
+    }
+    config = complete(TrainConfig(**(values | changes)))
+    optimizer = dataclasses.replace(config.optimizer, warmup_steps=1, learning_rate=1e-3)
+    return validate(dataclasses.replace(config, optimizer=optimizer))
+
+
+def in_microbatches(config: TrainConfig, number: int) -> TrainConfig:
+    optimizer = dataclasses.replace(config.optimizer, gradient_accumulation_steps=number)
+    return dataclasses.replace(config, optimizer=optimizer)
+
+
+def pipeline_of(config: TrainConfig, split=SPLIT) -> Pipeline:
+    return Pipeline(
+        split,
+        collator=CONTRASTIVE,
+        vocabulary=Vocabulary(SPECIAL, 100),
+        options=config.data,
+        phases=config.phases,
+        seed=config.seed,
+    )
+
+
+def losses(config: TrainConfig, shape=1, *, steps: int = 4) -> tuple[list[float], list]:
+    """The loss of each step, and the parameters after the last."""
+    pipeline, found = pipeline_of(config), []
+    with jax.set_mesh(mesh := mesh_of(shape)):
+        state = TrainState.create(config).to_mesh(mesh, shard_weights=True)
+        rows = jax.NamedSharding(mesh, jax.P(("slice", "fsdp", "fsdp_inner")))
+        step = jax.jit(lambda s, b: train_step(s, b, config=config, objective=CONTRASTIVE))
+        for number in range(steps):
+            batch = pipeline.batch_at(number, range(config.phases[0].global_batch_size))
+            state, metrics = step(state, jax.device_put(batch, rows))
+            found.append([float(metrics[name]) for name in ("loss", "grad_norm")])
+    return found, jax.tree.map(np.asarray, jax.tree.leaves(state.params))
+
+
+def test_the_batch_is_that_of_its_fields():
+    config = config_of(data=DataConfig(rows="crops", packing="best_fit"))
+    batch = pipeline_of(config).batch_at(0, range(16))
+    phase = config.phases[0].resolved(0.15, packing="best_fit")
+    expected = signature(CONTRASTIVE.fields, phase, rows=16)
+    assert {n: (a.shape, a.dtype) for n, a in batch.items()} == {
+        n: (spec.shape, np.dtype(spec.dtype)) for n, spec in expected.items()
+    }
+    assert batch["contrastive_weights"].sum() > 16  # rows with several pairs
+    assert batch["sequence_ids"].max() == 2 * batch["contrastive_weights"].sum(axis=1).max()
+
+
+@pytest.mark.parametrize(
+    ("shape", "microbatches"), [(1, 2), (1, 16), (8, 1), (8, 2), ((2, 2, 2), 2)]
+)
+def test_microbatches_and_meshes_change_no_number(shape, microbatches):
+    """With dropout: the backward pass draws what the forward pass drew."""
+    expected, params = losses(config_of())
+    found, moved = losses(in_microbatches(config_of(), microbatches), shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for one, other in zip(moved, params, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_packed_pairs_have_the_loss_of_one_pair_per_row():
+    model = dataclasses.replace(MODEL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    packed = config_of(model=model, data=DataConfig(rows="crops", packing="best_fit"))
+    batch = pipeline_of(packed).batch_at(0, range(16))
+    params = bert.init_params(model, packed.head, seed=0)
+    found = CONTRASTIVE.forward(params, batch, config=packed, key=None)
+    # One text of the batch per row, each pair in two rows that follow each other.
+    alone = {name: [] for name in ("input_ids", "position_ids")}
+    ids = []
+    for row, weights in enumerate(batch["contrastive_weights"]):
+        for text in range(2 * int(weights.sum())):
+            is_own = batch["sequence_ids"][row] == text + 1
+            for name, rows in alone.items():
+                values = batch[name][row][is_own]
+                rows.append(np.pad(values, (0, 32 - len(values))))
+            ids.append([batch[name][row, text] for name in ("text_ids", "text_ids_high")])
+    arrays = {name: np.array(rows, np.int32) for name, rows in alone.items()}
+    arrays["token_type_ids"] = np.zeros_like(arrays["input_ids"])
+    arrays["sequence_ids"] = (arrays["input_ids"] > 0).astype(np.int32)
+    vectors = bert.apply(params, arrays, config=model, head=packed.head, compute=packed.compute)[
+        "embeddings"
+    ]
+    from bert_jax.objectives.contrastive import pair_sums
+
+    expected = pair_sums(
+        vectors.reshape(-1, 2, 32),
+        np.array(ids, np.int32).reshape(-1, 2, 2),
+        np.ones(len(ids) // 2, np.float32),
+        config=packed,
+    )
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5)
+
+
+def test_memory_does_not_follow_the_batch():
+    """A microbatch has the same rows in both."""
+
+    def temporary(rows: int, microbatches: int) -> int:
+        phase = PhaseConfig(sequence_length=32, steps=4, global_batch_size=rows)
+        config = in_microbatches(config_of(phases=(phase,)), microbatches)
+        batch = pipeline_of(config).batch_at(0, range(rows))
+        lowered = lower_train_step(config, TrainState.create(config), batch, objective=CONTRASTIVE)
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(256, 16) <= 1.2 * temporary(128, 8)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("embedding.dims", {"embedding": EmbeddingConfig(dims=(8, 16))}),
+        ("embedding.dims", {"embedding": EmbeddingConfig(dims=(32,))}),
+        ("embedding.query_prompt", {"embedding": EmbeddingConfig(query_prompt="query: ")}),
+        ("data.rows", {"data": DataConfig(rows="documents")}),
+        (
+            "data.rows",
+            {
+                "data": DataConfig(rows="same"),
+                "model": dataclasses.replace(
+                    MODEL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+                ),
+            },
+        ),
+        ("global_batch_size", {"phases": (PhaseConfig(steps=4, global_batch_size=1),)}),
+    ],
+)
+def test_impossible_settings_are_refused(field, changes):
+    with pytest.raises(UsageError, match=field):
+        config_of(**changes)
+
+
+def test_the_section_needs_the_objective():
+    config = TrainConfig(embedding=EmbeddingConfig(dims=(8,)))
+    with pytest.raises(UsageError, match="embedding is set"):
+        validate(complete(config))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    text, corpus = tiny_corpus.write(folder / "text.txt"), folder / "corpus"
+    command = ["prepare", "--source", str(text), "--output", str(corpus), "--vocab-size", "240"]
+    assert main([*command, "--validation-fraction", "0.2"]) == 0
+    return corpus
+
+
+def test_a_run_is_cut_and_resumes_with_the_same_bits(corpus, tmp_path, monkeypatch, capsys):
+    tiny = tiny_corpus.tiny_config()
+    config = config_of(
+        name="vectors",
+        model=dataclasses.replace(MODEL, vocab_size=240),
+        phases=(PhaseConfig(sequence_length=32, steps=8, global_batch_size=8),),
+        evaluation=dataclasses.replace(tiny.evaluation, num_examples=12, batch_size=8),
+        checkpoint=dataclasses.replace(tiny.checkpoint, every_steps=4),
+    )
+    path = tiny_corpus.write_config(tmp_path / "vectors.json", config)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+
+    def pretrain(workdir):
+        return main(["pretrain", str(path), "--corpus", str(corpus), "--workdir", str(workdir)])
+
+    assert pretrain(whole) == 0
+    with monkeypatch.context() as patch:
+        from bert_jax.runtime.stop import Preemption
+
+        asked = iter(range(1000))
+        patch.setattr(Preemption, "requested", lambda self: next(asked) >= 5)
+        assert pretrain(cut) == 42
+    assert pretrain(cut) == 0
+    assert_same_bits(arrays_of(whole, 8), arrays_of(cut, 8))
+
+    capsys.readouterr()
+    assert main(["evaluate", "--json", "--checkpoint", str(whole), "--corpus", str(corpus)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert 0 < figures["contrastive_loss"] < 20 and 0 <= figures["contrastive_accuracy"] <= 1
