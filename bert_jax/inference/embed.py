@@ -171,6 +171,12 @@ def vectors_of(
     return arrays
 
 
+def prompt_name(checkpoint: LoadedCheckpoint, names: Sequence[str]) -> str | None:
+    """Returns the first of `names` that is the name of a prompt of the checkpoint, else None."""
+    recipe = _recipe_of(checkpoint, is_own=False, pooling=None, normalize=None)
+    return next((name for name in names if name in recipe.prompts), None)
+
+
 def _layer_number(layer: int, depth: int) -> int:
     """Returns a layer's number from 0, the embeddings."""
     if not isinstance(layer, numbers.Integral):

@@ -1,13 +1,16 @@
-"""Say how well checkpoints predict held-out text.
+"""Score checkpoints on held-out text, or their vectors on search and similarity.
 
 Fixed examples with fixed masks: the same numbers on any number of devices. A checkpoint is scored
-on the rows of its own run; several, or those of another system, compare only on the same rows,
-which are those of --like WORKDIR or of the first workdir among them.
+on the rows of its own run. Several checkpoints, or a checkpoint of another system, compare only on
+the same rows: those of --like WORKDIR or of the first workdir among them. --retrieval and
+--similarity score the vectors of the texts of a file.
 
 examples:
   bert-jax evaluate runs/base
 before and after, on the rows of runs/adapted:
   bert-jax evaluate bert-base-uncased runs/adapted
+search in a set in the form of BEIR, with BM25 for comparison:
+  bert-jax evaluate runs/embedder --retrieval scifact
 """
 
 import json
@@ -15,7 +18,9 @@ from typing import Any
 
 from bert_jax.cli.closing import COLUMNS, figure_rows
 from bert_jax.cli.corpora import Corpora, corpora
-from bert_jax.cli.options import Address, FromCheckpoint, Positional
+from bert_jax.cli.inference import vector_scores
+from bert_jax.cli.inference.vector_scores import VectorScoresOptions
+from bert_jax.cli.options import Address, Positional
 from bert_jax.cli.output import table, tell
 from bert_jax.config.fields import section, setting
 from bert_jax.errors import UsageError
@@ -24,7 +29,7 @@ from bert_jax.registry import OBJECTIVES
 
 
 @section
-class EvaluateOptions(FromCheckpoint):
+class EvaluateOptions(VectorScoresOptions):
     checkpoints: Positional[tuple[Address, ...]] = setting(
         (),
         "CHECKPOINT: a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a "
@@ -37,8 +42,12 @@ class EvaluateOptions(FromCheckpoint):
         "[several](data.md#several-corpora) (default: the corpus of the run)",
     )
     like: Address | None = setting(None, "WORKDIR: score on the rows of this run")
-    length: int | None = setting(None, "N: tokens of a row (default: as the run's last phase)")
-    json: bool = setting(False, "print an object a checkpoint, instead of the tables")
+    length: int | None = setting(
+        None,
+        "N: tokens of a row, or most tokens of a text (default: as the run's last phase, or the "
+        "length of the directory)",
+    )
+    json: bool = setting(False, "print an object per checkpoint in place of the tables")
 
 
 def run(options: EvaluateOptions) -> None:
@@ -47,6 +56,12 @@ def run(options: EvaluateOptions) -> None:
         raise UsageError("name a checkpoint, such as: bert-jax evaluate runs/base")
     if options.length is not None and options.length < 8:
         raise UsageError(f"--length {options.length}: it must be at least 8")
+    if options.text and options.similarity is None:
+        raise UsageError("--text names columns of the file of --similarity: name the file")
+    if options.retrieval is not None or options.similarity is not None:
+        if options.corpus or options.like is not None:
+            raise UsageError("--corpus and --like are for held-out text: leave them out")
+        return vector_scores.run(options, given, length=options.length, as_json=options.json)
     from bert_jax.pretrained.load import run_config, run_of
     from bert_jax.training.evaluate import evaluate_checkpoint, trained_on
 
@@ -55,7 +70,7 @@ def run(options: EvaluateOptions) -> None:
         runs = (each for each in given if run_config(each) is not None)
         like = like or next(runs, None)
     if corpus is None and like is not None:
-        # Of a model and the run that went on from it, the run knows the text.
+        # A foreign model has no corpus; a run that was initialized from it has one.
         places = (trained_on(run_of(each)[0], each) for each in (like, *given))
         corpus = next((place for place in places if place is not None), None)
     for checkpoint in given:
@@ -96,6 +111,6 @@ def _print(found: dict[str, Any]) -> None:
         )
     if found["rows_of"] is None:
         note(
-            "the run that made it is unknown, so its rows are those of BERT's recipe; --like "
-            "WORKDIR scores it on the rows of a run"
+            "the run that trained the model is unknown, so the rows are those of BERT's recipe; "
+            "--like WORKDIR scores it on the rows of a run"
         )

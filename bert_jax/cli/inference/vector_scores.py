@@ -1,0 +1,90 @@
+"""The part of the verb evaluate that scores the vectors of checkpoints."""
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bert_jax.cli.options import FromCheckpoint
+from bert_jax.cli.output import table
+from bert_jax.config.fields import section, setting
+from bert_jax.errors import UsageError, install_command
+from bert_jax.progress import note
+
+# The package; without it, tables do not have the row.
+BM25 = "bm25s"
+
+
+@section
+class VectorScoresOptions(FromCheckpoint):
+    """The sets that vectors are scored on."""
+
+    GROUP: ClassVar = ("vectors", "Score the vectors of texts in place of held-out text.")
+    retrieval: Path | None = setting(
+        None,
+        "DIR: a retrieval set in [the form of BEIR](embeddings.md#evaluate); prints nDCG@10, "
+        "MRR@10, recall@10 and recall@100, with BM25 for comparison",
+    )
+    similarity: str | None = setting(
+        None,
+        "FILE|ADDRESS: rows of two texts and a score of their similarity; prints Spearman's "
+        "correlation with the cosine",
+    )
+    text: tuple[str, ...] = setting(
+        (),
+        "COLUMN: the columns of the two texts of --similarity; give it twice (default: sentence1 "
+        "and sentence2)",
+    )
+    label: str = setting("score", "COLUMN: the column of the score of --similarity")
+
+
+def run(
+    options: VectorScoresOptions,
+    checkpoints: Sequence[Path | str],
+    *,
+    length: int | None,
+    as_json: bool,
+) -> None:
+    """Prints a table for each set with a row for each checkpoint, or an object for each row."""
+    columns = options.text or ("sentence1", "sentence2")
+    if len(columns) != 2:
+        raise UsageError("give --text twice, with the columns of the two texts")
+    from bert_jax.data.tasks.retrieval_sets import read_retrieval_set
+    from bert_jax.data.tasks.tables import read_rows
+    from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
+    from bert_jax.tasks.vector_scores import score_retrieval, score_similarity
+
+    def by_checkpoint(
+        score: Callable[[LoadedCheckpoint], Mapping[str, float]],
+    ) -> dict[str, Mapping[str, float]]:
+        patterns = options.ignore_unexpected
+        return {
+            str(each): score(
+                load_checkpoint(each, allow_missing_heads=True, ignore_unexpected=patterns)
+            )
+            for each in checkpoints
+        }
+
+    if options.retrieval is not None:
+        given = read_retrieval_set(options.retrieval)
+        found = by_checkpoint(lambda each: score_retrieval(each, given, length=length))
+        if importlib.util.find_spec(BM25):
+            found["BM25"] = score_retrieval(None, given)
+        else:
+            note(f"for BM25 in the table: {install_command(BM25)}")
+        _print(str(options.retrieval), found, as_json=as_json)
+    if options.similarity is not None:
+        rows = read_rows(options.similarity, text_columns=columns, label_column=options.label)
+        found = by_checkpoint(lambda each: score_similarity(each, rows, length=length))
+        _print(options.similarity, found, as_json=as_json)
+
+
+def _print(name: str, found: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        for checkpoint, scores in found.items():
+            print(json.dumps({"checkpoint": checkpoint, "set": name, **scores}))
+        return
+    names = [*next(iter(found.values()))]
+    rows = [(each, *(f"{scores[n]:.4f}" for n in names)) for each, scores in found.items()]
+    table(name, ("", *names), rows)
