@@ -73,7 +73,7 @@ _MAY_IMPORT = {
     | {"data", "data/corpus", "data/pretraining"}
     | {"model", "objectives", "update", "memory", "runtime", "workdir", "pretrained"},
     "inference": _COMMON
-    | {"data", "data/sources", "data/tokenizer", "data/tasks"}
+    | {"data", "data/matching", "data/sources", "data/tokenizer", "data/tasks"}
     | {"model", "interchange"}
     | {"workdir", "pretrained", "training"},
     "tasks": _COMMON

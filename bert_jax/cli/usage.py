@@ -40,6 +40,7 @@ _MODULES = {
     "study": "bert_jax_lab.cli.study",
     "predict": "bert_jax.cli.inference.predict",
     "embed": "bert_jax.cli.inference.embed",
+    "mine": "bert_jax.cli.inference.mine",
     "fill-mask": "bert_jax.cli.inference.fill_mask",
     "attention": "bert_jax_lab.cli.attention",
     "probe": "bert_jax_lab.cli.probe",

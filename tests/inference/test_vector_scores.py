@@ -1,4 +1,4 @@
-"""The verb that scores vectors, from files to output, with a tiny model."""
+"""The verbs that score vectors and mine negatives, from files to output, with a tiny model."""
 
 import json
 import shutil
@@ -147,3 +147,20 @@ def test_a_score_that_is_no_number_is_named(embedder, tmp_path, capsys):
 def test_options_of_another_job_are_refused(embedder, beir, options, named, capsys):
     assert main(["evaluate", str(embedder), "--retrieval", str(beir), *options]) == 2
     assert named in capsys.readouterr().err
+
+
+def test_negatives_are_mined_from_files(embedder, tmp_path, beir, capsys):
+    pairs, output = tmp_path / "pairs.csv", tmp_path / "mined.jsonl"
+    rows = [*zip(queries(), _STORIES, strict=True)]
+    pairs.write_text("q,p\n" + "".join(f'"{q}","{" ".join(p.split())}"\n' for q, p in rows))
+    command = ["mine", "--checkpoint", str(embedder), "--input", str(pairs), "--text", "q"]
+    command += ["--text", "p", "--negatives", "2", "--output", str(output)]
+    assert main([*command, "--documents", str(beir / "corpus.jsonl")]) == 0
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert {tuple(record) for record in records} == {
+        ("query", "positive", "negative_1", "negative_2")
+    }
+    assert len(records) == len(_STORIES)
+    assert f"{len(records)} pairs with 2 negatives" in capsys.readouterr().out
+    assert main([*command, "--negatives", "0"]) == 2
+    assert "--negatives 0" in capsys.readouterr().err

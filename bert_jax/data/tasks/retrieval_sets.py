@@ -80,6 +80,13 @@ def read_retrieval_set(folder: Path) -> RetrievalSet:
     return RetrievalSet(documents, {query: queries[query] for query in grades}, grades)
 
 
+def read_candidates(source: str) -> Iterator[str]:
+    """Yields the texts of the documents of a file, folder or glob, without blank documents."""
+    for where, (title, text) in _table(source, _TITLE_AND_TEXT):
+        if document := _document(where, title, text):
+            yield document
+
+
 def _table(source: str, names: Sequence[Sequence[str]]) -> Iterator[Row]:
     for path in find_files(source)[0]:
         kind = kind_of(path.name)

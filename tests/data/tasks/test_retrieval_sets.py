@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bert_jax.data.tasks.retrieval_sets import read_retrieval_set
+from bert_jax.data.tasks.retrieval_sets import read_candidates, read_retrieval_set
 from bert_jax.errors import UsageError
 
 _DOCUMENTS = [
@@ -51,6 +51,8 @@ def test_a_set_is_read(tmp_path, our_messages):
     (tmp_path / "qrels").rmdir()
     assert read_retrieval_set(tmp_path) == found
     assert not our_messages()
+    texts = [*read_candidates(str(tmp_path / "corpus.jsonl.gz"))]
+    assert texts == ["Owls They sleep.", "Horses eat hay.", "No title."]
 
 
 def test_positives_that_the_corpus_lacks_are_counted(tmp_path, our_messages):
