@@ -56,7 +56,7 @@ _MAY_IMPORT = {
     "data/pretraining": {"data", "data/corpus", "data/tokenizer"}
     | {"config", "errors", "files", "progress", "registry", "strict_json"},
     "data/pairs": {"data", "data/corpus", "data/pretraining", "data/tokenizer", "config", "errors"},
-    "data/tasks": {"data", "data/pretraining", "data/sources", "data/tokenizer"}
+    "data/tasks": {"data", "data/pairs", "data/pretraining", "data/sources", "data/tokenizer"}
     | {"errors", "progress", "strict_json"},
     "model": {"config", "registry"},
     "objectives": {"data/pairs", "data/pretraining", "data/tokenizer", "config", "model"}
