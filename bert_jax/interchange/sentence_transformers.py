@@ -145,7 +145,7 @@ def write(
         _SETTINGS: {
             "prompts": dict(recipe.prompts),
             "similarity_fn_name": "cosine" if NORMALIZE in recipe.steps else similarity,
-            "truncate_dim": recipe.dims,
+            **({} if recipe.dims is None else {"truncate_dim": recipe.dims}),
         },
     }
     (directory / _FOLDER).mkdir()
