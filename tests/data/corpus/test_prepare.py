@@ -360,7 +360,7 @@ def test_a_command_that_makes_nothing_leaves_nothing(tmp_path, monkeypatch, voca
         ({"near_duplicates": 0.2}, "`near_duplicates` 0.2 is not between 0.3 and 1"),
         ({"seed": -1}, "`seed` -1"),
         ({"workers": 0}, "`workers` 0 is less than 1"),
-        ({"tokenizer": "wordpeice"}, "tokenizer wordpeice: no such file"),
+        ({"tokenizer": "wordpeice"}, "wordpeice is neither a kind nor a file"),
         ({"tokenizer": "bpe", "lowercase": True}, "`lowercase` is not for `tokenizer` bpe"),
         ({"tokenizer": "characters", "strip_accents": "yes"}, "`strip_accents` yes is not for"),
         ({"strip_accents": True}, "`strip_accents` True is not auto, yes or no"),
