@@ -36,8 +36,8 @@ class InfoNCE(PairLoss, kind="info_nce"):
     )
     mask_duplicates: bool = setting(
         True,
-        "Whether a text that is in the batch twice counts once, and is no negative of its own "
-        "copies.",
+        "Whether copies of a text in the batch count once, and a copy of the query's document is "
+        "not used as a negative.",
     )
     false_negative_margin: NonNegative | None = setting(
         None,

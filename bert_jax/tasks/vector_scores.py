@@ -1,13 +1,11 @@
 """How well the vectors of a model find documents, and agree with people about similar texts."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from bert_jax.data.tasks.retrieval_sets import RetrievalSet
 from bert_jax.data.tasks.tables import TextRow
-from bert_jax.errors import UsageError, brief
 from bert_jax.inference.retrieval_scores import DEEPEST, retrieval_scores
 from bert_jax.inference.retrieve import (
     DOCUMENT_PROMPTS,
@@ -18,6 +16,7 @@ from bert_jax.inference.retrieve import (
 )
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.tasks.scores import spearman
+from bert_jax.tasks.sequence_classification import number_of
 
 
 def score_retrieval(
@@ -51,18 +50,8 @@ def score_similarity(
 
     Raises UsageError that names the row for a score that is not a finite number.
     """
-    gold = np.array([_score(row) for row in rows])
+    gold = np.array([number_of(row) for row in rows])
     texts = [text for row in rows for text in row.texts]
     vectors_NW = text_vectors(checkpoint, texts, length=length)
     cosines = np.sum(vectors_NW[0::2] * vectors_NW[1::2], axis=1)
     return {"Spearman": spearman(gold, cosines)}
-
-
-def _score(row: TextRow) -> float:
-    try:
-        score = float(row.label or "")
-    except ValueError:
-        score = math.nan
-    if not math.isfinite(score):
-        raise UsageError(f"{row.location}: the score is {brief(row.label)}; write a number")
-    return score

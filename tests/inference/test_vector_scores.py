@@ -133,7 +133,7 @@ def test_a_score_that_is_no_number_is_named(embedder, tmp_path, capsys):
     path = tmp_path / "pairs.csv"
     path.write_text("sentence1,sentence2,score\na,b,1\na,b,nan\n")
     assert main(["evaluate", str(embedder), "--similarity", str(path)]) == 2
-    assert "line 3: the score is 'nan'" in capsys.readouterr().err
+    assert "line 3: score 'nan' is not a finite number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,9 @@ class MineOptions(FromCheckpoint, TableFormat):
 def run(options: MineOptions) -> None:
     columns = options.text or ("query", "positive")
     if len(columns) != 2:
-        raise UsageError("give --text twice: the column of the query, and that of the positive")
+        raise UsageError(
+            "give --text twice: the column of the query, then the column of the positive"
+        )
     require_place_for(output=options.output)
     source = standard_input(options.input)
     if source is None:

@@ -1,9 +1,9 @@
 """Score checkpoints on held-out text, or their vectors on search and similarity.
 
-Fixed examples with fixed masks: the same numbers on any number of devices. A checkpoint is scored
-on the rows of its own run. Several checkpoints, or a checkpoint of another system, compare only on
-the same rows: those of --like WORKDIR or of the first workdir among them. --retrieval and
---similarity score the vectors of the texts of a file.
+Fixed examples with fixed masks: the same numbers on any number of devices. By default
+a checkpoint is scored on the rows of its run. Several checkpoints are scored on the same rows: the
+rows of --like WORKDIR, or of the first workdir in the list. --retrieval and --similarity
+score the vectors of the texts of a file.
 
 examples:
   bert-jax evaluate runs/base
