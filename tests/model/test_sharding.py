@@ -314,5 +314,5 @@ def test_a_gradient_is_summed_after_every_use_and_one_axis_after_the_other(shape
 def test_a_batch_must_divide_over_the_devices():
     mesh = mesh_of(8)
     assert sharding.rows_per_device(mesh, 24) == 3
-    with pytest.raises(ValueError, match="20 rows do not divide over 8 devices"):
+    with pytest.raises(ValueError, match="20 rows .*8 devices"):
         sharding.rows_per_device(mesh, 20)
