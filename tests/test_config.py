@@ -255,7 +255,7 @@ _IMPOSSIBLE = [
     ("model.num_attention_heads=5", "model.num_attention_heads", "does not divide hidden_size 768"),
     ("model.type_vocab_size=1", "model.type_vocab_size", "rows of sentence_pairs need 2 segments"),
     ("data.rows=documents", "data.rows", "objective mlm+nsp learns from sentence_pairs: choose"),
-    ("optimizer.schedule=warmup_stable_decay", "optimizer.schedule.decay_steps", "may be the"),
+    ("optimizer.schedule=warmup_stable_decay", "optimizer.schedule.decay_steps", "must be from"),
     ("optimizer.frozen_layers=99", "optimizer.frozen_layers", "is 99, and the model has"),
     ("optimizer.spike_factor=0.5", "optimizer.spike_factor", "0 or more than 1"),
     *(

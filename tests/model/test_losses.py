@@ -130,5 +130,5 @@ def test_a_checkpoints_bias_is_its_own(trained, corpus, tmp_path, has_bias, capl
         fresh = np.asarray(fresh_state(config, opened, mesh).params["mlm"]["bias"])
     wanted = np.asarray(bert_jax.load(trained).params["mlm"]["bias"]) if has_bias else fresh
     np.testing.assert_array_equal(bias, wanted)
-    said = "is the checkpoint's" if has_bias else "is the log frequency of each token"
+    said = "is the checkpoint's" if has_bias else "is initialized with log frequencies"
     assert f"the output bias {said}" in caplog.text

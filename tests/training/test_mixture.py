@@ -130,7 +130,7 @@ def test_the_losses_of_the_sources_add_up_to_the_whole(whole, corpora, tmp_path,
     export = ["export", "--checkpoint", str(whole), "--output", str(tmp_path / "hf")]
     assert main(export) == 0
     card = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
-    assert f"unigram entropy is {found['unigram_entropy_nats']:.3f} nats" in card
+    assert f"unigram entropy of the corpus is {found['unigram_entropy_nats']:.3f} nats" in card
     for name in ("tales", "notes"):
         assert found["sources"][name]["loss"] == pytest.approx(scores[f"validation/{name}"]["loss"])
 
@@ -211,7 +211,7 @@ def test_held_out_text_that_another_source_trains_on(
         return
     said = (
         f"{len(shared)} of the 17 held-out documents of more are in the training text of tales; "
-        "prepare tales again, with the held-out text as `decontaminate`"
+        "prepare tales again: pass the held-out text as `decontaminate`"
     )
     shares = ["--set=data.source_weights=tales=2,notes=1,more=1"]
     even = ["--set=phases.1.source_weights=tales=0,notes=1,more=1"]

@@ -339,7 +339,7 @@ _BROKEN: dict[str, tuple[Break, str, str, int, str]] = {
         patched(machine.jnp, "matmul", lambda x, y: x @ y + 1),
         "devices", "failed", 2, "take another machine",
     ),
-    "odd batch": (phase(global_batch_size=15), "mesh", "failed", 2, "take 14 or 16"),
+    "odd batch": (phase(global_batch_size=15), "mesh", "failed", 2, "14 or 16"),
     "wrong field": (
         given(overrides=["model.hiden_size=64"]), "config", "failed", 2, "mean 'hidden_size'?"
     ),
