@@ -33,7 +33,7 @@ _ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 42, signal.SIGHUP: 42}
 _LINE = re.compile(r"interrupted|received SIGTERM|the terminal was closed \(SIGHUP\)")
 # A process that needs more than a second prints this line first.
-_WAITS = "saves and ends after this"
+_WAITS = "saving and ending after"
 # (verb, stage) -> the fault that makes the stage last, and the text about what is kept.
 _PREPARE = "bert_jax.data.corpus"
 _PARTS, _NOTHING = "the same command resumes with the parts", "nothing was saved"

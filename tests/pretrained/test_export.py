@@ -141,7 +141,7 @@ def test_pretraining_begins_from_an_encoder(tmp_path, trained, corpus, refused, 
     convert(*command)
     said = capsys.readouterr().err
     assert f"layers of {source.config.model.hidden_size}, " in said
-    assert "2 tensors are ignored: cls.chain.bias, cls.chain.weight" in said
+    assert "ignoring 2 tensors: cls.chain.bias, cls.chain.weight" in said
     assert "has no mlm, nsp: initialized from seed" in said
     assert max(checkpoint.steps(tmp_path / "new")) == 3
     ran = load_config_json(tmp_path / "new/config.json").model
@@ -229,7 +229,7 @@ def without_words(directory):
 @pytest.mark.parametrize(
     "spoil, message",
     [
-        (short_of_rows, "its tokenizer has 60 ids, but its model has embeddings for 50"),
+        (short_of_rows, "its tokenizer has 60 ids, but its model has only 50"),
         (without_words, "holds neither tokenizer.json nor vocab.txt"),
     ],
 )

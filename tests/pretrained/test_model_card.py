@@ -62,7 +62,7 @@ def test_family_data_and_steps(card, exported, corpus):
 
 def test_the_figures_are_those_of_the_log(card, trained):
     last = [r for r in log_reader.read_rows(trained) if r.get("split")][-1]
-    rows = cells(card, "Held-out figures")
+    rows = cells(card, "Validation metrics")
     assert f"Step {last['step']:,}." in card and len(rows) > 2
     assert float(rows[0][1]) == pytest.approx(last["mlm_loss"], rel=1e-3)
 

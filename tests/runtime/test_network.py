@@ -287,7 +287,7 @@ def test_the_command_line_ends_with_75(tmp_path, monkeypatch, capsys):
 
         monkeypatch.setattr(show, "run", fail)
         assert main(["show", "tiny_docs_cpu"]) == 75
-        assert "the network fails; try again later" in capsys.readouterr().err
+        assert "network failure; try again later" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("in_cloud", "code"), [(True, 75), (False, 7)])
