@@ -170,7 +170,7 @@ def test_a_short_bias_is_padded_with_zeros(tmp_path, family, capsys):
 
     change(directory, cut)
     assert_same(huggingface.read(directory).params, expected)
-    assert f"{bias} is padded with 3 zeros" in capsys.readouterr().err
+    assert f"padding {bias} with 3 zeros" in capsys.readouterr().err
     if copy == bias:
         return
 
@@ -198,7 +198,7 @@ def test_an_output_matrix_that_is_not_tied(tmp_path, family, says_so, capsys):
     model = dataclasses.replace(MODELS[family], tie_word_embeddings=False)
     assert (found.model, found.head) == (model, _MLM)
     assert_same(found.params, random_params(model, _MLM))
-    assert ("so the two are not tied" in capsys.readouterr().err) == (not says_so)
+    assert ("so the two are read as untied" in capsys.readouterr().err) == (not says_so)
     change(directory, lambda t: {n: x for n, x in t.items() if n != decoder})
     if says_so:
         with pytest.raises(UsageError, match=f"missing {re.escape(decoder)}"):
