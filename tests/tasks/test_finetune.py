@@ -326,8 +326,8 @@ def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue
     command += ["--batch-size", "16"]
     assert main(command) == 0
     said = capsys.readouterr()
-    assert "seed 0 diverged (it is no better than one answer for all rows); next seed" in said.err
-    assert "seed 1000 diverged" in said.err and "no restart is left" in said.err
+    assert "seed 0 diverged (it predicts no better than" in said.err
+    assert "seed 1000 diverged" in said.err and "no restarts left" in said.err
     setting = json.loads((home / "results.json").read_text())["best"]
     assert setting["divergent"] == 4 and setting["seeds"] == [1000, 1001]
     for directory in setting["directories"]:
@@ -622,7 +622,7 @@ _REFUSED = {
     "no data": (["--task", "sst2", "--length", "16"], "--task sst2 needs --data"),
     "no files": (
         ["--task", "ner", "--length", "16"],
-        "--task ner needs --train FILE, and perhaps --dev FILE",
+        "--task ner needs --train FILE, and, optionally, --dev FILE",
     ),
     "no columns": (["--task", "text"], "--task text takes --text COLUMN once or twice"),
     "columns of another": (["--task", "squad", "--text", "x"], "squad has no --text COLUMN"),
@@ -667,11 +667,11 @@ _REFUSED = {
     "restarts": (["--task", "sst2", "--data", "{glue}", "--restarts", "-1"], "--restarts -1"),
     "a file beside a folder": (
         ["--task", "sst2", "--data", "{glue}", "--length", "16", "--train", "x.tsv"],
-        "--task sst2 takes its rows from --data",
+        "--task sst2 reads its rows from --data",
     ),
     "a folder beside files": (
         ["--task", "ner", "--data", "{glue}", "--length", "16", "--train", "x", "--dev", "y"],
-        "--task ner takes --train FILE and --dev FILE, not --data",
+        "--task ner: use --train FILE and --dev FILE instead of --data",
     ),
     "stride": (["--task", "squad", "--doc-stride", "0"], "--doc-stride 0"),
 }
@@ -691,7 +691,7 @@ def test_wrong_arguments_are_named(tmp_path, encoder, glue, capsys, case):
     [
         ("sst2", {"truncation": "head"}, "`truncation` head: choose one of longest_first"),
         ("ner", {"tag_scheme": "IOE1"}, "`tag_scheme` IOE1: choose one of IOB2, IOB1"),
-        ("squad", {"doc_stride": 0}, "`doc_stride` 0: it must be at least 1"),
+        ("squad", {"doc_stride": 0}, "`doc_stride` 0: must be at least 1"),
         ("squad2", {"null_threshold": float("nan")}, "`null_threshold` nan"),
         ("sst2", {"metrics": ()}, "task sst2: metrics is empty"),
         ("sst2", {"metrics": ("auc",)}, "sst2: metrics has 'auc', a task of kind classification"),
@@ -728,7 +728,7 @@ def test_other_training_rows_are_another_run(tmp_path, encoder, capsys):
 
     assert run("train.csv") == 0
     before = result_of(tmp_path / "run")
-    assert "dev has only 24 rows: a score over so few is mostly chance" in capsys.readouterr().err
+    assert "dev has only 24 rows" in capsys.readouterr().err
     assert run("other.csv") == 3
     assert "data:" in capsys.readouterr().err
     assert result_of(tmp_path / "run") == before
@@ -738,5 +738,5 @@ def test_several_runs_are_not_put_into_a_single_ones_workdir(classified, encoder
     before = (classified / "results.md").read_bytes(), sorted(classified.iterdir())
     command = finetune(encoder, classified, "--task", "sst2", "--data", str(glue), *_FAST)
     assert main([*command, "--seeds", "2"]) == 2
-    assert f"--workdir {classified} holds a single run" in capsys.readouterr().err
+    assert f"--workdir {classified} has a single run" in capsys.readouterr().err
     assert before == ((classified / "results.md").read_bytes(), sorted(classified.iterdir()))
