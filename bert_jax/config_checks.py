@@ -21,12 +21,12 @@ from bert_jax.config.model import GENERATOR_FIELDS
 from bert_jax.errors import UsageError
 from bert_jax.registry import ATTENTION, OBJECTIVES, PARTS, POSITIONS, ROWS
 
-# Pairs of the path of an option, and what is wrong with its value.
+# The path of an option, and the problem of its value.
 Problems = Iterator[tuple[str, str]]
 _CLASSIFIERS = {"sequence_classifier", "token_classifier", "span_classifier"}
 _ROTARY = ("rotary", "rotary_interleaved")
-# Options that have an effect with some values of another option of their section only: Hugging
-# Face's flat names of a model, and two of rows. No values: with any value that is not 0 or false.
+# Options that only have an effect with some values of another option of their section: Hugging
+# Face's flat names of a model, and two of rows. An empty list means any value except 0 and false.
 _NEEDS = (
     ("rope_theta", "position_embedding_type", _ROTARY),
     ("local_rope_theta", "position_embedding_type", _ROTARY),
@@ -42,8 +42,8 @@ _NEEDS = (
 
 
 def complete(config: TrainConfig) -> TrainConfig:
-    """Returns the config with the values that follow from other options: the head of its objective,
-    if the config has the default head, and the masked positions of each phase.
+    """Returns the config with derived values: the head of its objective, if the config has the
+    default head, and the number of masked positions of each phase.
     """
     rate, packing = config.data.masked_lm_prob, config.data.packing
     phases = tuple(phase.resolved(rate, packing=packing) for phase in config.phases)
@@ -57,7 +57,7 @@ def complete(config: TrainConfig) -> TrainConfig:
 
 
 def validate(config: TrainConfig) -> TrainConfig:
-    """Returns `config`, or raises a `UsageError` that names the first impossible option."""
+    """Returns `config`, or raises a `UsageError` that names the first invalid option."""
     try:
         from_dict(to_dict(config))
     except UsageError as error:
@@ -78,9 +78,9 @@ def validate_model(model: ModelConfig, head: HeadConfig) -> ModelConfig:
 
 
 def require_registered(config: TrainConfig) -> None:
-    """Raises `UsageError` if the model has an entry of a file that was not executed.
+    """Raises `UsageError` if the model has an entry of a file that was not loaded.
 
-    Unknown optimizers, schedules and hooks are accepted: inference does not use them.
+    Unknown optimizers, schedules and hooks are accepted, because inference does not use them.
     """
     unknown = [*unknown_names(config)]
     if any(path.startswith(("model.", "compute.", "head.")) for path, _ in unknown):
@@ -89,7 +89,9 @@ def require_registered(config: TrainConfig) -> None:
 
 
 def mask_warnings(config: TrainConfig) -> Iterator[str]:
-    """Yields a line for each phase without room for a tenth or more of the tokens to predict."""
+    """Yields a warning for each phase that truncates a tenth or more of the predictions of full
+    rows.
+    """
     if not {"mlm", "generator"} & set(config.head.parts):
         return
     for i, phase in enumerate(config.phases):
@@ -116,9 +118,9 @@ def _problems(config: TrainConfig) -> Problems:
     yield from _prefixed("data.", source_shares.problems(data))
     frozen, layers = optimizer.frozen_layers, model.num_hidden_layers
     if frozen > layers:
-        yield "optimizer.frozen_layers", f"is {frozen}, and the model has {layers} layers"
+        yield "optimizer.frozen_layers", f"is {frozen}, but the model has {layers} layers"
     if 0 < optimizer.spike_factor <= 1:
-        yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; 0 or more than 1"
+        yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; must be 0 or more than 1"
     yield from _objective_problems(config)
     yield from _embedding_problems(config)
     if not config.phases:
@@ -135,7 +137,7 @@ def _prefixed(prefix: str, problems: Problems) -> Problems:
 
 
 def _layout_problems(config: TrainConfig) -> Problems:
-    """Checks what computes the model on which devices."""
+    """Checks the options that map the model to devices."""
     model, name, tensor = config.model, config.compute.attention, config.mesh.tensor
     # The entry imports its kernel: it is used only if it may have a problem.
     if ATTENTION.is_builtin(name) and name not in ("auto", "fused"):
@@ -155,8 +157,8 @@ def _schedule_problems(config: TrainConfig, number: int) -> Problems:
     if not 0 <= warmup < max(steps, 1):
         yield (
             f"{prefix}warmup_steps",
-            f"is {warmup}, but the schedule has {steps} steps: the learning rate would never come "
-            f"down; set {prefix}warmup_steps={steps // 10} is a tenth of them",
+            f"is {warmup}, but the schedule has {steps} steps: the learning rate would never "
+            f"decay; set {prefix}warmup_steps={steps // 10} is a tenth of them",
         )
     yield from _prefixed(prefix, optimizer.schedule.problems(optimizer, steps))
 

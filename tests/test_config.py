@@ -91,7 +91,7 @@ def test_a_section_changes_only_the_named_options(section, single):
         ('phases=[{"stepz": 3}]', "phases.0.stepz", "Did you mean 'steps'?"),
         ('phases=[{"changes": {}}]', "phases.0.changes", "no such field"),
         ("seed.x=3", "seed", "expected int, got"),
-        ("seed", "seed", "write it as section.option=value"),
+        ("seed", "seed", "must be section.option=value"),
         ("phases.².steps=3", "phases", "has items 0 to 1, not '²'"),
         ("head.labels.0=x", "head.labels", "has no items, not '0'"),
         (f"seed={2**63}", "seed", "expected int <= 4294967295"),
@@ -201,11 +201,11 @@ def test_a_python_config_of_a_user(tmp_path):
     [
         ("missing.py", None, "No such file"),
         ("missing.json", None, "No such file"),
-        ("bert_bose", None, "Did you mean 'bert_base'? A config is a shipped name ('bert-jax show"),
+        ("bert_bose", None, "Did you mean 'bert_base'? A config is a shipped name"),
         (
             "bert-base",
             None,
-            "no config 'bert-base'. Did you mean 'bert_base'? A config is",
+            "config 'bert-base' not found. Did you mean 'bert_base'?",
         ),
         ("empty.py", "", "must define a function: def config() -> TrainConfig"),
         ("wrong.py", "def config(): return 3", "config() returned int"),

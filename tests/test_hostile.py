@@ -77,5 +77,5 @@ def test_no_name_leads_out_of_a_folder(tmp_path):
 def test_no_address_leads_elsewhere():
     for address in ("gs:///x", "gs://b/../other", "gs://b/run?x=1", "gs://b/a#1", "gs://b/*",
                     "gs://b/a//b", "gs://b\n/x", "s3://b/x", "http://127.0.0.1:80/x"):  # fmt: skip
-        with pytest.raises(UsageError, match="write a place in a bucket as gs://BUCKET/PATH"):
+        with pytest.raises(UsageError, match="a bucket address must be gs://BUCKET/PATH"):
             location.opened(address)

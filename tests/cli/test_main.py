@@ -312,7 +312,7 @@ def test_a_directory_with_other_files(tmp_path, config, corpus, refused):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("precious")
     said = refused(2, "pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "photos")
-    assert "holds no run; choose another directory" in said
+    assert "is not a run; choose another directory" in said
     assert [p.name for p in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
 
 

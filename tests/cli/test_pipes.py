@@ -46,7 +46,7 @@ def test_fill_mask_reads_lines_and_prints_objects(piped, trained, capsys, monkey
     assert main([*command, "-"]) == 2
     assert "standard input, line 3: 'no mask' has no [MASK]" in capsys.readouterr().err
     assert main([*command[:-1], "0", "The [MASK]."]) == 2
-    assert "--top 0: it must be 1 or more" in capsys.readouterr().err
+    assert "--top 0: must be at least 1" in capsys.readouterr().err
     piped("\n")
     assert main([*command, "-"]) == 2
     assert "standard input has no text" in capsys.readouterr().err

@@ -105,7 +105,7 @@ def test_files_and_types_of_an_export(tmp_path, trained):
 
 def test_an_encoder_without_heads(tmp_path, refused):
     said = refused("fill-mask", "--checkpoint", as_hf(tmp_path, "Model"), "w1 [MASK] w2")
-    assert said.endswith("has no masked-LM head: it holds encoder, pooler")
+    assert said.endswith("has no masked-LM head, only encoder, pooler")
 
 
 def test_pretraining_begins_from_an_encoder(tmp_path, trained, corpus, refused, capsys):
@@ -179,8 +179,8 @@ def test_a_tokenizer_that_is_not_the_models(tmp_path, refused):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Model", "no masked-LM head and the next-sentence head: it holds encoder, pooler"),
-        ("ForNextSentencePrediction", "no masked-LM head: it holds encoder, pooler, nsp"),
+        ("Model", "no masked-LM head and the next-sentence head, only encoder, pooler"),
+        ("ForNextSentencePrediction", "no masked-LM head, only encoder, pooler, nsp"),
     ],
 )
 def test_evaluation_needs_the_heads_of_an_objective(tmp_path, corpus, refused, name, message):

@@ -235,7 +235,7 @@ def test_a_failed_run_is_a_row_and_the_other_runs_are_made(tmp_path, corpus):
     ends = {
         "eight.seed0": Outcome(8, "step 9: the run has diverged"),
         "nine.seed0.word_order": Outcome(137, "killed"),
-        "nine.seed1.word_order": Outcome(2, "name that file with --extend"),
+        "nine.seed1.word_order": Outcome(2, "load that file with --extend"),
     }
     assert make(plan, Pretended(outcomes=ends)) == [
         "eight.seed0", "nine.seed0", "nine.seed0.word_order",
