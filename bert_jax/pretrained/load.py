@@ -263,7 +263,8 @@ def with_parts(
 ) -> tuple[bert.Params, tuple[str, ...]]:
     """Returns the source's parameters with the parts of `config.head`, and the names of the parts
     that were initialized.
-    Parts that `config` does not have are left out. Raises UsageError if the source lacks a part,
+
+    Parts that `config` does not have are omitted. Raises UsageError if the source lacks a part,
     unless `allow_missing_heads` initializes it from the seed.
     """
     wanted = config.head.with_parameters().parts

@@ -59,9 +59,8 @@ class Initialization:
 
         `own_fields` are the options that the user set. `max_position_embeddings` above the
         checkpoint's, set by the user or needed by a phase, makes the position table longer. If the
-        If the workdir has a run that started from the checkpoint, the run's model is used: the
-        checkpoint may have been deleted. Raises UsageError if one of `own_fields` differs from the
-        checkpoint.
+        workdir has a run that started from the checkpoint, the run's model is used: the checkpoint
+        may have been deleted. Raises UsageError if one of `own_fields` differs from the checkpoint.
         """
         theirs = self._model_in(workdir)
         if theirs is None and self._init_from is None:
