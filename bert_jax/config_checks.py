@@ -158,7 +158,7 @@ def _schedule_problems(config: TrainConfig, number: int) -> Problems:
         yield (
             f"{prefix}warmup_steps",
             f"is {warmup}, but the schedule has {steps} steps: the learning rate would never "
-            f"decay; set {prefix}warmup_steps={steps // 10} is a tenth of them",
+            f"decay; set {prefix}warmup_steps={steps // 10} (a tenth of the steps)",
         )
     yield from _prefixed(prefix, optimizer.schedule.problems(optimizer, steps))
 
@@ -183,13 +183,13 @@ def _phase_problems(phase: PhaseConfig, config: TrainConfig, is_first: bool) -> 
             "shorten the sequence or raise the limit",
         )
     if phase.masked_lm_prob != -1 and not 0 < phase.masked_lm_prob <= 1:
-        problem = "a share above 0 and at most 1, or -1 for data.masked_lm_prob"
+        problem = "must be above 0 and at most 1, or -1 for data.masked_lm_prob"
         yield "masked_lm_prob", f"is {phase.masked_lm_prob}; {problem}"
     if phase.max_predictions != -1 and not 1 <= phase.max_predictions <= length - 3:
         yield (
             "max_predictions",
-            f"is {phase.max_predictions}; a row of {length} has {length - 3} tokens to choose from "
-            f"(three are [CLS] and [SEP]); the usual value is "
+            f"is {phase.max_predictions}; must be 1 to {length - 3} for rows of {length} tokens "
+            f"(three of them [CLS] and [SEP]); the usual value is "
             f"{round(length * phase.mask_rate(rate))}, and -1 uses the mask rate",
         )
     yield from _packing_problems(phase, config.data)
@@ -203,17 +203,17 @@ def _packing_problems(phase: PhaseConfig, data: DataConfig) -> Problems:
     most, limit = phase.max_sequences, phase.sequence_length // 3
     if data.packing == "none":
         if most != -1:
-            yield "max_sequences", f"is {most}, but no rows are packed (data.packing); leave it -1"
+            yield "max_sequences", f"is {most}, but data.packing is none; leave it at -1"
     elif most == -1:  # not completed yet
         return
     elif not 1 <= most <= limit:
-        problem = f"has room for 1 to {limit} sequences, and -1 chooses"
+        problem = f"tokens holds 1 to {limit} sequences; -1 chooses"
         yield "max_sequences", f"is {most}; a packed row of {phase.sequence_length} {problem}"
     elif phase.max_predictions < (needed := phase.predictions_of(data.masked_lm_prob)):
         yield (
             "max_predictions",
-            f"is {phase.max_predictions}, but the {most} sequences that a packed row may hold have "
-            f"{needed} tokens to predict (data.packing); -1 makes room for them",
+            f"is {phase.max_predictions}, but a packed row of up to {most} sequences has {needed} "
+            "tokens to predict (data.packing); use -1",
         )
 
 
@@ -228,7 +228,7 @@ def _objective_problems(config: TrainConfig) -> Problems:
             yield "output_bias", f"is {bias}, but model.decoder_bias is false"
     if _CLASSIFIERS & set(parts):
         if z_loss:
-            yield "optimizer.z_loss", f"is {z_loss}, which a task does not read"
+            yield "optimizer.z_loss", f"is {z_loss}, which a task ignores; set it to 0"
         return
     yield from _prefixed("data.", _without_effect(data))
     # [CLS], and one [SEP] per segment.
@@ -251,9 +251,9 @@ def _objective_problems(config: TrainConfig) -> Problems:
             f"choose {' or '.join(fitting)}",
         )
     if z_loss and not chosen.takes_z_loss:
-        yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} does not read"
+        yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} ignores"
     if config.compute.loss_slices > 1 and not chosen.takes_slices:
-        yield "compute.loss_slices", f"is set, but objective {objective} reads whole scores"
+        yield "compute.loss_slices", f"is above 1; objective {objective} needs 1"
 
 
 def _embedding_problems(config: TrainConfig) -> Problems:
@@ -320,9 +320,9 @@ def _model_problems(model: ModelConfig) -> Problems:
     if width % heads:
         yield "model.num_attention_heads", f"is {heads}, which does not divide hidden_size {width}"
     if fewer and heads % fewer:
-        yield "model.num_key_value_heads", f"is {fewer}, no divisor of num_attention_heads {heads}"
+        yield "model.num_key_value_heads", f"is {fewer}, which does not divide {heads} heads"
     if not model.masked_lm_transform and model.table_size != width:
-        yield "model.masked_lm_transform", "is false, but embedding_size is another width"
+        yield "model.masked_lm_transform", f"is false, but needs embedding_size {width}"
     yield from _prefixed("model.", _without_effect(model))
     # A mixer imports JAX: it is used only if it may have a problem.
     choosers = ("position_embedding_type", "mixer")
@@ -364,7 +364,7 @@ def _generator_problems(config: TrainConfig) -> Problems:
 def _head_problems(head: HeadConfig) -> Problems:
     parts, there = ", ".join(head.parts), set(head.parts)
     if len(there & _CLASSIFIERS) > 1 or len(there) < len(head.parts):
-        yield "head.parts", f"is {parts}; each once, and one classifier at most"
+        yield "head.parts", f"is {parts}; name each once, and at most one classifier"
     if {"nsp", "sequence_classifier"} & there and "pooler" not in there:
         yield "head.parts", f"is {parts}; nsp and sequence_classifier need the pooler"
     for part in head.parts:
@@ -373,4 +373,4 @@ def _head_problems(head: HeadConfig) -> Problems:
         if needed is not None and (needed not in there or PARTS[needed].needs is not None):
             yield "head.parts", f"has {part}, which needs {needed}"
     if len(set(head.labels)) < len(head.labels):
-        yield "head.labels", f"is {', '.join(head.labels)}; each label once"
+        yield "head.labels", f"is {', '.join(head.labels)}; name each label once"

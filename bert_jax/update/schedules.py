@@ -125,11 +125,11 @@ class WarmupStableDecay(_ToFloor, kind="warmup_stable_decay"):
         # A warm-up as long as the run is reported as a separate error.
         if most < 1 or 1 <= self.decay_steps <= most:
             return
-        remedy = f"set optimizer.schedule.decay_steps={third} decays over a third of the steps"
+        remedy = f"set optimizer.schedule.decay_steps={third} (a third of the steps)"
         if warmup > third:
             remedy = (
                 f"set optimizer.warmup_steps={total_steps // 10} and set "
-                f"optimizer.schedule.decay_steps={third} use a tenth and a third of the steps"
+                f"optimizer.schedule.decay_steps={third} (a tenth and a third of the steps)"
             )
         yield (
             "schedule.decay_steps",

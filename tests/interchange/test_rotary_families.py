@@ -346,7 +346,7 @@ _UNREADABLE = {
         ({"num_hidden_layers": True}, "num_hidden_layers is True; expected int"),
     ],
     "eurobert": [
-        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, no divisor of"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
         ({"head_dim": 32}, "head_dim"),
         ({"mlp_bias": True}, "mlp_bias is True, which is not supported"),
         ({"rope_theta": 5.0}, "rope_theta gives 5.0, but rope_parameters gives 1000.0"),

@@ -215,7 +215,7 @@ def test_where_heads_have_dropout(kind, under, drops):
         (HeadConfig(parts=("pooler", "decoder")), "head.parts is 'decoder'; choose one of pooler"),
         (
             HeadConfig(parts=("pooler", "sequence_classifier", "token_classifier")),
-            "one classifier at most",
+            "at most one classifier",
         ),
         (HeadConfig(parts=("mlm", "mlm")), "each once"),
         (HeadConfig(parts=("sequence_classifier",)), "need the pooler"),

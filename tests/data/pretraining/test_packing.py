@@ -445,7 +445,7 @@ def test_room_follows_the_length():
         ({"max_predictions": 19}, "best_fit", "max_predictions is 19, but the 3 sequences"),
         ({"max_sequences": 0}, "best_fit", "max_sequences is 0; a packed row of 128 has room"),
         ({"max_sequences": 43}, "best_fit", "max_sequences is 43; .* 1 to 42"),
-        ({"max_sequences": 3}, "none", "max_sequences is 3, but no rows are packed"),
+        ({"max_sequences": 3}, "none", "max_sequences is 3, but data.packing is none"),
     ],
 )
 def test_what_cannot_be_is_named(phase, packing, message):
