@@ -256,7 +256,7 @@ _IMPOSSIBLE = [
     ("model.type_vocab_size=1", "model.type_vocab_size", "rows of sentence_pairs need 2 segments"),
     ("data.rows=documents", "data.rows", "objective mlm+nsp learns from sentence_pairs: choose"),
     ("optimizer.schedule=warmup_stable_decay", "optimizer.schedule.decay_steps", "must be from"),
-    ("optimizer.frozen_layers=99", "optimizer.frozen_layers", "is 99, and the model has"),
+    ("optimizer.frozen_layers=99", "optimizer.frozen_layers", "is 99, but the model has"),
     ("optimizer.spike_factor=0.5", "optimizer.spike_factor", "0 or more than 1"),
     *(
         (f"{name}={value}", path, f"Did you mean {meant!r}?")

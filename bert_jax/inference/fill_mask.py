@@ -81,7 +81,7 @@ def probabilities_of(
     row = [tokenizer.special.cls, *ids, tokenizer.special.sep]
     limit = checkpoint.config.model.max_position_embeddings
     if len(row) > limit:
-        raise UsageError(f"the text has {len(row)} tokens, but the model only {limit} positions")
+        raise UsageError(f"the text has {len(row)} tokens, the model {limit} positions; shorten it")
     arrays = RowArrays(1, min(limit, -(-len(row) // 8) * 8), tokenizer)
     arrays.put(0, row, [])
     size = forward.size(1)  # a batch covers all devices; copies fill the rest

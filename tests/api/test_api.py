@@ -293,7 +293,7 @@ def test_bad_arguments(model, trained):
         (lambda: model.embed("a", layers=1.5), "`layers` 1.5: must be an integer"),
         (lambda: model.embed("a", length=2), "`length` 2: it must be at least 3"),
         (lambda: model.logits([("a", "b")], length=3), "`length` 3: it must be at least 5"),
-        (lambda: model.embed("a", length=64), "`length` 64: the model has 48 positions"),
+        (lambda: model.embed("a", length=64), "`length` 64: the model has only 48 positions"),
         (lambda: model.logits(["a", ("a", "b")]), "only texts or only pairs of texts"),
         (lambda: model.encode([("a", "b", "c")]), "row 0: expected a text or a pair of two"),
         (lambda: model.predict(["a"]), "is not a workdir of bert-jax finetune"),

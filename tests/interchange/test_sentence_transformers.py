@@ -221,7 +221,7 @@ def test_by_default_an_embedder_has_the_length_of_the_model(trained, tmp_path):
         (["--normalize"], "--normalize is of an embedder: say how .* --pooling mean"),
         (["--length", "9"], "--length 9 is of an embedder"),
         (["--pooling", "mean", "--length", "2"], "--length 2: it must be at least 3"),
-        (["--pooling", "mean", "--length", "49"], "--length 49: the model has 48 positions"),
+        (["--pooling", "mean", "--length", "49"], "--length 49: the model has only 48 positions"),
         (["--pooling", "cls", "--format", "tf1"], "--pooling cls: --format tf1 has no such files"),
     ],
 )

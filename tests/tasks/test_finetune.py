@@ -660,7 +660,7 @@ _REFUSED = {
     },
     "too many layers to freeze": (
         ["--task", "sst2", "--data", "{glue}", "--length", "16", "--freeze-layers", "3"],
-        "--freeze-layers 3: the model has 2 layers",
+        "--freeze-layers 3: the model has only 2 layers",
     ),
     "too long": (["--task", "sst2", "--data", "{glue}"], "--length 128: checkpoint"),
     "too short": (["--task", "sst2", "--data", "{glue}", "--length", "1"], "takes 8 to 48 tokens"),
