@@ -164,7 +164,7 @@ def test_several_files(tmp_path):
             lambda d: (d / "model.safetensors.index.json").write_text(
                 '{"weight_map": {"a": "../../secret.safetensors"}}'
             ),
-            "'../../secret.safetensors' is no name of a file inside of",
+            "'../../secret.safetensors' is not a valid file name inside",
         ),
         (
             lambda d: next(d.glob("*00002-of*")).write_bytes(

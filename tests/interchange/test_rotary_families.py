@@ -339,7 +339,7 @@ _UNREADABLE = {
         ({"mlp_bias": True}, "mlp_bias is True, but attention_bias is False"),
         ({"classifier_activation": "silu"}, "classifier_activation is 'silu', but hidden_act"),
         ({"hidden_activation": "relu"}, "hidden_activation is 'relu'; expected one of"),
-        ({"local_attention": 0}, "local_attention is 0; at least 1"),
+        ({"local_attention": 0}, "local_attention is 0; must be at least 1"),
         ({"classifier_pooling": "max"}, "classifier_pooling is 'max'; expected one of cls, mean"),
         ({"norm_eps": "small"}, "norm_eps is 'small'; expected float"),
         ({"norm_bias": 1}, "norm_bias is 1; expected bool"),

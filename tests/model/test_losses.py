@@ -63,7 +63,7 @@ def test_the_gradient_of_z_loss_is_that_of_its_formula():
     ("changes", "message"),
     [
         (['head.parts=["token_classifier"]'], "z_loss is 0.0001, which a task ignores"),
-        (["objective=rtd", 'head.parts=["generator","discriminator"]'], "objective rtd does not"),
+        (["objective=rtd", 'head.parts=["generator","discriminator"]'], "objective rtd ignores"),
         (["head.parts=[]", "output_bias=log_frequency"], "output_bias is log_frequency, but head"),
         (["output_bias=frequency"], "expected one of zeros, log_frequency"),
         (["optimizer.z_loss=-1"], "optimizer.z_loss: expected float >= 0"),

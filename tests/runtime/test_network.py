@@ -227,7 +227,7 @@ def test_asking_again(monkeypatch):
 
     assert network.retrying(ask, name="it", patience=60) == "here" and slept == [1, 2]
     slept.clear()
-    with pytest.raises(Unreachable, match=r"it does not answer: TimeoutError\. Nothing"):
+    with pytest.raises(Unreachable, match=r"it does not answer: TimeoutError\. Stored files"):
         network.retrying(lambda: (_ for _ in ()).throw(TimeoutError()), name="it", patience=60)
     assert 30 <= sum(slept) <= 60
     # What is not the network's is raised at once, as it is.

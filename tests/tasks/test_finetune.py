@@ -629,7 +629,7 @@ _REFUSED = {
     "a number of another": (["--task", "ner", "--regression"], "--regression is for --task text"),
     "quoting of another": (
         ["--task", "ner", "--train", "x", "--quoting", "none", "--length", "16"],
-        "--quoting: the columns of --task ner are separated by tabs or spaces",
+        "--quoting: files of --task ner have columns separated by tabs or spaces",
     ),
     "no folder": (
         ["--task", "sst2", "--length", "16", "--data", "nowhere"],
