@@ -44,8 +44,8 @@ class Linear(nnx.Module):
 
     The kernel has two dims, even if the outputs are heads: a TPU stores arrays in tiles of 8 x 128,
     and a last dim of 64 would leave half of each tile empty. For the same reason queries, keys and
-    values are computed as columns, with the length last. The tensor axis shards the inputs or the
-    outputs of a kernel.
+    values are columns, with the length last (benchmarks/results/tpu-steps.md). The tensor axis
+    shards the inputs or the outputs of a kernel.
     """
 
     def __init__(

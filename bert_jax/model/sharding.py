@@ -88,7 +88,7 @@ def _second_axis(devices: Sequence[Any], *, tensor: int) -> int:
 
     An axis consists of whole physical axes of the slice, so that it has direct links; the two sizes
     are as equal as possible, and the first one is the larger. If a device is a core, one axis uses
-    all links at once, and two axes would each use a part of them.
+    all links at once, and two axes would each use a part of them (benchmarks/results/tpu-plans.md).
     """
     places = {(*getattr(d, "coords", ()), getattr(d, "core_on_chip", 0)) for d in devices}
     sizes = [len(set(along)) for along in zip(*places, strict=True)]

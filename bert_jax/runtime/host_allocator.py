@@ -34,7 +34,8 @@ def keep_freed_memory() -> bool:
 
     XLA's CPU backend allocates the temporaries of each step. By default glibc maps and unmaps them,
     so that every page faults and is zeroed again: 15 million faults in 300 steps of the demo. With
-    one arena, no separate mapping for large blocks and no trimming, the pages remain mapped.
+    one arena, no separate mapping for large blocks and no trimming, the pages remain mapped
+    (benchmarks/results/host-memory.md).
     """
     return _set((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _PAD))
 

@@ -25,7 +25,7 @@ from bert_jax.model.sharding import on_each_device, spec_of
 # Queries per chunk, and the maximum number of scores per chunk (but at least one head).
 _QUERIES, _SCORES = 1024, 2**23
 # Keys per row from which this is used. Devices in `_FAST_FROM` hold a chunk in 128 MiB of fast
-# memory, so that it is faster there; on other devices the saved memory decides.
+# memory and are faster; on others the saved memory decides (benchmarks/results/attention-tpu.md).
 _PAYS_FROM = 2048
 _FAST_FROM = {"TPU v4": 1024, "TPU v5 lite": 1024, "TPU v6 lite": 1024}
 

@@ -28,7 +28,7 @@ _NEW_ENOUGH = ("NVIDIA H", "NVIDIA GH", "NVIDIA B", "NVIDIA GB")
 # sequences.
 _COLUMNS_PER_SEQUENCE, _FEWEST = 32, 8
 _LARGEST_HEAD, _HEAD_MULTIPLE = 256, 8
-# Keys per row from which these kernels were measured to be faster than `fused`.
+# Keys per row from which these kernels are faster than `fused` (benchmarks/results/gpu.md).
 _PAYS_FROM = 1024
 
 
