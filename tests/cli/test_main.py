@@ -123,7 +123,7 @@ def test_unknown_tokenizer(tmp_path, refused):
     [
         ("model.hiden_size=3", "no such field. Did you mean 'hidden_size'?"),
         ("phases.0.sequence_length=64", "longer than the position table"),
-        ("phases.0.max_predictions=30", "max_predictions is 30; a row of 32 has 29 tokens"),
+        ("phases.0.max_predictions=30", "max_predictions is 30; must be 1 to 29"),
         ("phases.0.max_predictions=0", "max_predictions is 0"),
         ("model.vocab_size=200", "token ids up to 226, but model.vocab_size is 200"),
         ("phases.0.global_batch_size=15", "batch_size is 15, which does not divide over 2"),

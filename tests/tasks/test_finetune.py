@@ -689,8 +689,8 @@ def test_wrong_arguments_are_named(tmp_path, encoder, glue, capsys, case):
 @pytest.mark.parametrize(
     "task, wrong, message",
     [
-        ("sst2", {"truncation": "head"}, "`truncation` head: choose one of longest_first"),
-        ("ner", {"tag_scheme": "IOE1"}, "`tag_scheme` IOE1: choose one of IOB2, IOB1"),
+        ("sst2", {"truncation": "head"}, "`truncation` head: must be one of longest_first"),
+        ("ner", {"tag_scheme": "IOE1"}, "`tag_scheme` IOE1: must be one of IOB2, IOB1"),
         ("squad", {"doc_stride": 0}, "`doc_stride` 0: must be at least 1"),
         ("squad2", {"null_threshold": float("nan")}, "`null_threshold` nan"),
         ("sst2", {"metrics": ()}, "task sst2: metrics is empty"),

@@ -161,7 +161,7 @@ def test_a_run_in_a_bucket_resumes_on_another_machine(tmp_path, cloud, corpus):
         assert json.loads(out)["step"] == 120
         assert json.loads(out)["mlm_loss"] == last["mlm_loss"]
     for place, (code, _, err) in zip(nowhere, found[2:], strict=True):
-        assert code == 2 and f"--checkpoint {place}: there is no" in err
+        assert code == 2 and f"--checkpoint {place}: no workdir" in err
 
     # The mean of its steps, read from the bucket.
     mean = tmp_path / "mean"

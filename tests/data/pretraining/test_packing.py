@@ -442,8 +442,8 @@ def test_room_follows_the_length():
 @pytest.mark.parametrize(
     ("phase", "packing", "message"),
     [
-        ({"max_predictions": 19}, "best_fit", "max_predictions is 19, but the 3 sequences"),
-        ({"max_sequences": 0}, "best_fit", "max_sequences is 0; a packed row of 128 has room"),
+        ({"max_predictions": 19}, "best_fit", "max_predictions is 19, but a packed row"),
+        ({"max_sequences": 0}, "best_fit", "max_sequences is 0; a packed row of 128 tokens holds"),
         ({"max_sequences": 43}, "best_fit", "max_sequences is 43; .* 1 to 42"),
         ({"max_sequences": 3}, "none", "max_sequences is 3, but data.packing is none"),
     ],
