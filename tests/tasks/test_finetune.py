@@ -694,19 +694,19 @@ def test_wrong_arguments_are_named(tmp_path, encoder, glue, capsys, case):
         ("squad", {"doc_stride": 0}, "`doc_stride` 0: must be at least 1"),
         ("squad2", {"null_threshold": float("nan")}, "`null_threshold` nan"),
         ("sst2", {"metrics": ()}, "task sst2: metrics is empty"),
-        ("sst2", {"metrics": ("auc",)}, "sst2: metrics has 'auc', a task of kind classification"),
+        ("sst2", {"metrics": ("auc",)}, "sst2: metrics has 'auc', but a task of kind classification"),
         (
             "mnli",
             {"metrics": ("accuracy", "f1")},
-            "metrics has 'f1', .* with 3 labels only accuracy",
+            "metrics has 'f1', .* with 3 labels supports accuracy",
         ),
-        ("stsb", {"metrics": ("f1",)}, "metrics has 'f1', a task of kind regression only pearson"),
+        ("stsb", {"metrics": ("f1",)}, "'f1', but a task of kind regression supports pearson"),
         (
             "ner",
             {"metrics": ("accuracy",)},
-            "metrics has 'accuracy', a task of kind tokens only f1",
+            "metrics has 'accuracy', but a task of kind tokens supports f1",
         ),
-        ("squad", {"metrics": ("rouge",)}, "metrics has 'rouge', a task of kind spans only f1"),
+        ("squad", {"metrics": ("rouge",)}, "'rouge', but a task of kind spans supports f1"),
     ],
 )
 def test_a_task_that_cannot_be_is_refused_before_it_is_learned(task, wrong, message):
