@@ -622,7 +622,7 @@ _REFUSED = {
     "no data": (["--task", "sst2", "--length", "16"], "--task sst2 needs --data"),
     "no files": (
         ["--task", "ner", "--length", "16"],
-        "--task ner needs --train FILE, and, optionally, --dev FILE",
+        "--task ner needs --train FILE and, optionally, --dev FILE",
     ),
     "no columns": (["--task", "text"], "--task text takes --text COLUMN once or twice"),
     "columns of another": (["--task", "squad", "--text", "x"], "squad has no --text COLUMN"),
@@ -663,7 +663,7 @@ _REFUSED = {
         "--freeze-layers 3: the model has only 2 layers",
     ),
     "too long": (["--task", "sst2", "--data", "{glue}"], "--length 128: checkpoint"),
-    "too short": (["--task", "sst2", "--data", "{glue}", "--length", "1"], "takes 8 to 48 tokens"),
+    "too short": (["--task", "sst2", "--data", "{glue}", "--length", "1"], "8 to 48 tokens"),
     "restarts": (["--task", "sst2", "--data", "{glue}", "--restarts", "-1"], "--restarts -1"),
     "a file beside a folder": (
         ["--task", "sst2", "--data", "{glue}", "--length", "16", "--train", "x.tsv"],
@@ -694,7 +694,7 @@ def test_wrong_arguments_are_named(tmp_path, encoder, glue, capsys, case):
         ("squad", {"doc_stride": 0}, "`doc_stride` 0: must be at least 1"),
         ("squad2", {"null_threshold": float("nan")}, "`null_threshold` nan"),
         ("sst2", {"metrics": ()}, "task sst2: metrics is empty"),
-        ("sst2", {"metrics": ("auc",)}, "sst2: metrics has 'auc', but a task of kind classification"),
+        ("sst2", {"metrics": ("auc",)}, "metrics has 'auc', but a task of kind classification"),
         (
             "mnli",
             {"metrics": ("accuracy", "f1")},
