@@ -230,7 +230,7 @@ def without_words(directory):
     "spoil, message",
     [
         (short_of_rows, "its tokenizer has 60 ids, but its model has embeddings for 50"),
-        (without_words, "holds neither tokenizer.json nor vocab.txt"),
+        (without_words, "needs tokenizer.json, vocab.txt"),
     ],
 )
 def test_a_damaged_source(tmp_path, refused, spoil, message):

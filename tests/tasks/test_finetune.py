@@ -468,7 +468,7 @@ def test_predictions_are_those_that_were_scored(tmp_path, classified, glue, caps
     assert main([*named, "tweet"]) == 0
     printed = capsys.readouterr()
     assert [json.loads(line)["id"] for line in printed.out.splitlines()] == ["x7", "x9"]
-    assert "% of the sub-words of the text are [UNK]; its vocabulary lacks" in printed.err
+    assert "% of the tokens of the text are [UNK]; the vocabulary lacks" in printed.err
     assert main([*named, "number"]) == 2
     assert "line 1: no column 'number', only tweet, sentence" in capsys.readouterr().err
     output = tmp_path / "submission"

@@ -272,10 +272,10 @@ def edited(pair: Path, change) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: edited(d, lambda v: []), "vocab.json is no table of tokens and ids"),
+        (lambda d: edited(d, lambda v: []), "vocab.json must be a JSON object"),
         (lambda d: edited(d, lambda v: v | {"a": -1}), "'a' has the id -1; ids count from 0"),
         (lambda d: edited(d, lambda v: v | {"a": "x"}), "'a' has the id 'x'"),
-        (lambda d: edited(d, lambda v: v | {"a": v["b"]}), "'a' and 'b' have one id"),
+        (lambda d: edited(d, lambda v: v | {"a": v["b"]}), "'a' and 'b' share id"),
         (lambda d: (d / "merges.txt").write_text("#version: 0.2\na b c\n"), "line 2 is 'a b c'"),
         (lambda d: (d / "merges.txt").write_text("zzz qqq\n"), "vocabulary and merges do not fit"),
         (lambda d: (d / "vocab.json").write_text("{"), "is not JSON"),
@@ -289,7 +289,7 @@ def test_files_that_cannot_be_used(pair, damage, message):
 
 def test_one_of_the_two_files_alone(pair):
     (pair / "merges.txt").unlink()
-    with pytest.raises(UsageError, match=r"holds neither tokenizer.json nor .* with merges.txt"):
+    with pytest.raises(UsageError, match=r"needs tokenizer.json, .* with merges.txt"):
         load_tokenizer(pair)
     with pytest.raises(UsageError, match=r"cannot read .*merges.txt"):
         load_tokenizer(pair / "vocab.json")
@@ -353,7 +353,7 @@ def test_training_gives_the_same_bytes_in_every_process(tmp_path):
 
 
 def test_sizes_and_texts_that_do_not_suit():
-    with pytest.raises(UsageError, match="alone need 261"):
+    with pytest.raises(UsageError, match="need at least 261"):
         train_byte_level_bpe(["text"], vocab_size=260)
     with pytest.raises(UsageError, match="no text"):
         train_byte_level_bpe([" "], vocab_size=300)

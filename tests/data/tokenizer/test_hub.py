@@ -100,7 +100,7 @@ def test_an_absent_name_says_how_it_comes(cache, capsys):
     assert main(["export", "--checkpoint", "bert-base-uncased", "--output", "x"]) == 2
     said = capsys.readouterr().err.strip()
     assert said.endswith(
-        "--checkpoint bert-base-uncased: no such directory; a name of the hub? hf download "
+        "--checkpoint bert-base-uncased: no such directory; for a model of the hub: hf download "
         "bert-base-uncased --local-dir bert-base-uncased --include '*.json' --include '*.txt' "
         "--include '*.model' --include '*.safetensors'"
     )

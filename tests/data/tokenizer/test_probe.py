@@ -80,5 +80,5 @@ def test_wrong_offsets_are_refused(tmp_path):
     files["tokenizer.json"] = json.dumps(state)
     tokenizer = load_tokenizer(write(files, tmp_path / "other"))
     assert tokenizer.encode("The")
-    with pytest.raises(UsageError, match=r"tokenizer\.json gives wrong offsets: 'The' is at"):
+    with pytest.raises(UsageError, match=r"tokenizer\.json returns wrong offsets: 'The' is at"):
         tokenizer.encode_with_offsets("The")

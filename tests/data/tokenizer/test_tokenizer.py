@@ -256,10 +256,10 @@ def test_a_few_renamed_entries_do_not_change_the_case(tmp_path, capsys):
     assert altered.encode_sentences(texts) == plain.encode_sentences(texts)
     assert plain.lowercase and altered.lowercase
     cased = load_tokenizer(vocabulary(tmp_path / "cased", english(cased=True)))
-    assert not cased.lowercase and "so text is taken with its case" in capsys.readouterr().err
+    assert not cased.lowercase and "so text is not lower-cased" in capsys.readouterr().err
     tokens += [f"{token}X" for token in tokens[200:260]]
     path = vocabulary(tmp_path / "between", tokens)
-    with pytest.raises(UsageError, match=r"62 of 2,064 entries .* too few .* Say it: `lowercase`"):
+    with pytest.raises(UsageError, match=r"62 of 2,064 entries .* too few .* Set `lowercase`"):
         load_tokenizer(path)
     assert not load_tokenizer(path, lowercase=False).lowercase
 
@@ -276,7 +276,7 @@ def test_special_tokens_are_not_told_by_one_that_looks_like_them(tmp_path):
         return load_tokenizer(tmp_path)
 
     assert load([*roberta, "[MASK]"]).special.mask == 4
-    with pytest.raises(UsageError, match=r"has \[PAD\] and <pad>; say which one is the pad_token"):
+    with pytest.raises(UsageError, match=r"has \[PAD\] and <pad>; name one of them as pad_token"):
         load([*roberta, *SPECIALS])
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({f"{role}_token": t for role, t in zip(("pad", "unk", "cls", "sep", "mask"),
@@ -348,14 +348,14 @@ BAD_FILES = {
     "text.json": ("[PAD]\n[UNK]\n", "is not JSON"),
     "other.json": ('{"a": 1}', "not a tokenizer.json"),
     "words.json": (json.dumps(WORDS), "WordLevel is read as WordPiece, where '##b'"),
-    "one_id.json": (wordpiece_json(again=7), "have one id, 7; a token has its own"),
+    "one_id.json": (wordpiece_json(again=7), "share id 7"),
     "high.json": (wordpiece_json(far=4_000_000_000), "'far' has id 4000000000, above 16777215"),
     "unknown.json": (wordpiece_json(unknown="<none>"), "cannot encode text"),
     "panic.json": (json.dumps(json.loads(wordpiece_json()) | {"normalizer": PANIC}), "not a token"),
     "deep.json": ("[" * 100_000, "is not JSON: nested too deeply"),
     "text.model": ("surely no protocol buffer\n", "not a SentencePiece model"),
     "empty.model": ("", "holds no pieces"),
-    "folder": ({}, "neither tokenizer.json nor vocab.txt"),
+    "folder": ({}, "needs tokenizer.json, vocab.txt"),
     "config": ({"vocab.txt": "\n".join(SMALL), "tokenizer_config.json": "{"}, "is not JSON"),
     "list": ({"vocab.txt": "\n".join(SMALL), "tokenizer_config.json": "[]"}, "not a JSON object"),
     "flag": (

@@ -16,8 +16,8 @@ _STRANGE = "The \u263a\u263a\u263a \u2603 of Ada."
 
 @pytest.mark.parametrize(("unknown", "said"), [(0, False), (10, False), (11, True), (1000, True)])
 def test_more_than_a_hundredth_is_warned_of(unknown, said, capsys):
-    note_unknown(unknown, 1000, "the sub-words of the corpus", "do this")
-    message = f"warning: {unknown / 10} % of the sub-words of the corpus are [UNK]; do this\n"
+    note_unknown(unknown, 1000, "the tokens of the corpus", "do this")
+    message = f"warning: {unknown / 10} % of the tokens of the corpus are [UNK]; do this\n"
     assert capsys.readouterr().err == message * said
 
 
@@ -26,7 +26,7 @@ def test_the_share_is_of_the_words_alone(capsys):
 
     special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
     note_unknown_ids(np.array([[2, 9, 1, 4, 8, 3, 0, 0], [2, 9, 9, 9, 3, 0, 0, 0]]), special)
-    assert "14.3 % of the sub-words of the text are [UNK]" in capsys.readouterr().err
+    assert "14.3 % of the tokens of the text are [UNK]" in capsys.readouterr().err
     note_unknown_ids(np.zeros((0, 8), np.int32), special)
     assert capsys.readouterr().err == ""
 
@@ -78,4 +78,4 @@ def test_fill_mask_and_embed_say_it(exported, tmp_path, capsys):
     (tmp_path / "lines.txt").write_text(f"{_STRANGE}\nHoney.\n", encoding="utf-8")
     files = ["--input", str(tmp_path / "lines.txt"), "--output", str(tmp_path / "v.npz")]
     assert main(["embed", *command, *files, "--length", "32"]) == 0
-    assert "of the sub-words of the text are [UNK]" in capsys.readouterr().err
+    assert "of the tokens of the text are [UNK]" in capsys.readouterr().err
