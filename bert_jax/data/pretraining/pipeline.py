@@ -3,7 +3,7 @@
 Row r of step s of a phase is row number s * global_batch_size + r of the corpus (stream.py). If
 there are several sources, the rows of a batch are shared out to them, and each source numbers its
 rows (mixture.py). A batch does not depend on earlier batches: a run resumes from its step, and
-hosts agree because they ask for rows of the same step.
+hosts agree because they request rows of the same step.
 """
 
 import bisect
@@ -278,8 +278,8 @@ def _check_sizes(
     tokens = sequence_length - kind.num_special
     if not 1 <= max_predictions <= tokens:
         raise UsageError(
-            f"max_predictions {max_predictions} is impossible: a row of {sequence_length} has "
-            f"1 to {tokens} tokens to predict"
+            f"max_predictions {max_predictions} is out of range: a row of {sequence_length} tokens "
+            f"allows 1 to {tokens} predictions"
         )
 
 

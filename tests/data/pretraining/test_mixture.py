@@ -195,7 +195,7 @@ def test_what_goes_together():
             {"tokenizer_hash": "another"},
             r"a \(corpus0\) and b \(corpus1\) have different tokenizers",
         ),
-        ({"fingerprint": "0"}, r"a \(corpus0\) and b \(corpus1\) are the same text"),
+        ({"fingerprint": "0"}, r"a \(corpus0\) and b \(corpus1\) have the same text"),
     ):
         with pytest.raises(UsageError, match=said):
             mixed({"a": one, "b": dataclasses.replace(other, **change)})

@@ -463,9 +463,9 @@ def test_what_cannot_be_placed_is_named():
     parts = [(np.arange(2), batch)]
     sizes = {"pad": 0, "sequence_length": 8, "max_predictions": 5, "max_sequences": 2}
     fields = {"sequence_ids": Field("L", np.int32), "mlm_weights": Field("M", np.float32)}
-    with pytest.raises(UsageError, match=r"has 6 columns of 'mlm_weights' and room for 5"):
+    with pytest.raises(UsageError, match=r"needs 6 columns of 'mlm_weights' but has 5"):
         place(parts, np.array([2]), fields=fields, **sizes)
-    with pytest.raises(UsageError, match=r"'extra' of the objective, of size 7, cannot be packed"):
+    with pytest.raises(UsageError, match=r"'extra' of the objective has size 7, which cannot"):
         place(parts, np.array([1, 1]), fields=fields | {"extra": Field("7", np.float32)}, **sizes)
 
 

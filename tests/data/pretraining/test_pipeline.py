@@ -435,7 +435,7 @@ def test_a_phase_may_have_a_mask_rate_of_its_own():
 
 @pytest.mark.parametrize("max_predictions", [0, 30])
 def test_impossible_predictions(max_predictions: int):
-    with pytest.raises(UsageError, match=rf"max_predictions {max_predictions} is impossible"):
+    with pytest.raises(UsageError, match=rf"max_predictions {max_predictions} is out of range"):
         make_evaluation(make_split(), max_predictions=max_predictions)
 
 

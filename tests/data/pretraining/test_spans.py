@@ -138,7 +138,7 @@ def test_cut_sentences_are_counted(caplog):
     split = split_from_lengths(np.array([70, 3, 200]), np.array([2, 1]))
     with caplog.at_level("INFO", logger="bert_jax"):
         plan_of("full_sentences", split, 66)
-    assert "train: 2 of 3 sentences are cut, being longer than the 64 tokens" in caplog.text
+    assert "train: 2 of 3 sentences are longer than the 64 tokens" in caplog.text
 
 
 def test_another_key_is_another_epoch_of_electras_rows():
