@@ -91,8 +91,8 @@ def test_an_assignment_without_a_value(refused):
     "content, message",
     [
         (None, "no such file"),
-        (b"", "empty: no document with text"),
-        (b" \n\n \n", "empty: no document with text"),
+        (b"", "empty: no document contains text"),
+        (b" \n\n \n", "empty: no document contains text"),
         (b"One sentence.\nAnother one.\n", "only one document"),
         (b"A caf\xe9.\n\nTwo.\n", "not UTF-8"),
         (b"One.\n\nTwo.\n\nThree.\n", "change --validation-fraction"),

@@ -74,7 +74,7 @@ def test_a_file_name_with_a_line_break(tmp_path, capsys):
     assert head == "bert-jax prepare: error: 2 files cannot be read:"
     assert first.startswith(rf"  {texts}/\x1b[31ma\nbert-jax: b.txt, line 1: not UTF-8")
     assert second.startswith(f"  {texts}/c.txt, line 1: not UTF-8")
-    assert remedy == "fix them, or leave them out with --skip-bad"
+    assert remedy == "fix them, or skip them with --skip-bad"
 
 
 def test_an_argument_with_a_line_break(capsys):

@@ -166,7 +166,7 @@ def test_names_of_sources(config_file, corpora, tmp_path, capsys):
     assert main([*twice, f"--corpus=a={tales}", f"--corpus=a={notes}"]) == 2
     assert "are both called a; write them as NAME=DIR" in capsys.readouterr().err
     assert main([*twice, f"--corpus=a={tales}", f"--corpus=b={tales}"]) == 2
-    assert "are the same text; name it once" in capsys.readouterr().err
+    assert "have the same text; name it once" in capsys.readouterr().err
     # Of one there is no name to write.
     blank = shutil.copytree(tales, tmp_path / "my corpus")
     assert corpora_of([named_corpus(str(blank))]) == blank

@@ -1,4 +1,4 @@
-"""The options of a corpus: of `bert-jax prepare`, of `prepare()` and of corpus.json."""
+"""The options of a corpus, for `bert-jax prepare`, `prepare()` and corpus.json."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from bert_jax.data.language import codes
 from bert_jax.data.sources.stream import HELD_OUT, SourceOptions, require_encoding, require_layout
 from bert_jax.errors import UsageError, did_you_mean, some
 
-# The tokenizers that can be trained, and those that keep case unless asked to fold it.
+# The tokenizers that can be trained, and those that keep case unless `lowercase` is set.
 KINDS = ("wordpiece", "sentencepiece", "bpe", "characters")
 _CASED = ("bpe", "characters")
 VOCAB_SIZE = 30522  # BERT's
@@ -116,7 +116,7 @@ class CorpusOptions:
     )
 
     def __post_init__(self) -> None:
-        """Raises UsageError for options that are wrong or do not go together."""
+        """Raises UsageError for invalid options and invalid combinations."""
         for field in ("source", "validation_source", "known", "decontaminate"):
             object.__setattr__(self, field, _places(getattr(self, field), field))
         object.__setattr__(self, "tokenizer", str(self.tokenizer))
@@ -126,22 +126,20 @@ class CorpusOptions:
             raise UsageError("no `source` given")
         if not 0 < self.validation_fraction < 1:
             raise UsageError(
-                f"`validation_fraction` {self.validation_fraction} is not between 0 and 1"
+                f"`validation_fraction` {self.validation_fraction} must be between 0 and 1"
             )
         if not 0 <= self.seed < 2**64:
-            raise UsageError(f"`seed` {self.seed} is not between 0 and 2**64 - 1")
+            raise UsageError(f"`seed` {self.seed} must be between 0 and 2**64 - 1")
         if self.vocab_size is not None and self.vocab_size < 10:
-            raise UsageError(f"`vocab_size` {self.vocab_size}: five tokens are special; give more")
+            raise UsageError(f"`vocab_size` {self.vocab_size} must exceed the 5 special tokens")
         if self.strip_accents not in _ACCENTS:
-            raise UsageError(f"`strip_accents` {self.strip_accents!r} is not auto, yes or no")
+            raise UsageError(f"`strip_accents` {self.strip_accents!r} must be auto, yes or no")
         require_encoding(self.encoding)
         require_layout(self.document, self.paragraph, self.quoting)
         if self.tokenizer == "bpe" and self.lowercase:
-            raise UsageError("`lowercase` is not for `tokenizer` bpe, which keeps the case")
+            raise UsageError("`lowercase` does not apply to `tokenizer` bpe, which keeps case")
         if self.tokenizer in _CASED and self.strip_accents == "yes":
-            raise UsageError(
-                f"`strip_accents` yes is not for `tokenizer` {self.tokenizer}, which keeps accents"
-            )
+            raise UsageError(f"`strip_accents` yes does not apply to `tokenizer` {self.tokenizer}")
         hint = did_you_mean(self.tokenizer, KINDS, cutoff=0.7)
         if hint and not self.trains and not Path(self.tokenizer).exists():
             raise UsageError(f"`tokenizer` {self.tokenizer} is neither a kind nor a file.{hint}")
@@ -158,16 +156,16 @@ class CorpusOptions:
 
     @property
     def strips_accents(self) -> bool | None:
-        """Returns whether accents are stripped; None where the text decides."""
+        """Returns whether accents are stripped; None if the text decides."""
         return _ACCENTS[self.strip_accents]
 
     @property
     def rules(self) -> str:
-        """Returns the language by whose rules sentences are split."""
+        """Returns the language that determines how sentences are split."""
         return self.language or codes.DEFAULT
 
     def reading(self, *, outside: Path | None, stdin: Path | None = None) -> SourceOptions:
-        """Returns how sources are read: without the files below `outside`, and with the copy of
+        """Returns how to read sources: without the files below `outside`, and with the copy of
         standard input in `stdin`.
         """
         return SourceOptions(
@@ -182,15 +180,15 @@ class CorpusOptions:
         )
 
     def of_sources(self, reading: SourceOptions) -> list[tuple[tuple[str, ...], SourceOptions]]:
-        """Returns the sources and how they are read, those of the validation split first."""
+        """Returns the sources and their options, those of the validation split first."""
         held_out = dataclasses.replace(reading, splits=HELD_OUT)
         return [(self.validation_source, held_out), (self.source, reading)]
 
     def described(self, *, tests: str | None, known: Sequence[str]) -> dict[str, Any]:
         """Returns the options as corpus.json keeps them.
 
-        `tests` is the hash of the test sets, `known` are the fingerprints of the known corpora: the
-        content counts, not the place. The manifest keeps sources and a given tokenizer apart.
+        `tests` is the hash of the test sets, `known` the fingerprints of the known corpora: the
+        content counts, not the path. The manifest stores sources and a given tokenizer separately.
         """
         options = dataclasses.asdict(self) | {"decontaminate": tests, "known": sorted(known)}
         del options["source"], options["validation_source"]
@@ -206,7 +204,7 @@ class CorpusOptions:
     def differences(
         self, manifest: Mapping[str, Any], options: Mapping[str, Any], given: str | None
     ) -> list[str]:
-        """Returns how a finished corpus differs from the one with these options; texts are not
+        """Returns the differences between a finished corpus and these options; texts are not
         compared.
 
         `options` are as `described` returns them, `given` is the hash of a given tokenizer.
@@ -230,12 +228,12 @@ class CorpusOptions:
 
 
 def _places(places: Any, name: str) -> tuple[str, ...]:
-    """Returns places as texts. Raises UsageError for one text instead of a list, and for an empty
+    """Returns places as strings. Raises UsageError for a string instead of a list, and for an empty
     name.
     """
     if isinstance(places, str | Path):
-        raise UsageError(f"`{name}` is one place, {places}; make it a list")
+        raise UsageError(f"`{name}` is a single string, {places}; make it a list")
     found = tuple(str(place) for place in places)
     if not all(place.strip() for place in found):
-        raise UsageError(f"`{name}` names nothing: is a variable of the shell not set?")
+        raise UsageError(f"`{name}` is empty: check that the shell variable is set")
     return found

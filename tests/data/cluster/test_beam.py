@@ -296,8 +296,8 @@ def test_a_job_service_and_a_pool_of_workers(
 def test_the_options_of_a_runner_come_before_the_sources(tmp_path):
     for flags, message in (
         (("--no_such_option=1",), "`runner` DirectRunner has no option no_such_option"),
-        (("direct_num_workers", "2"), "DirectRunner: 'direct_num_workers' is no option"),
-        (("--direct_num_workers", "2", "4"), "DirectRunner: '4' is no option: each begins with --"),
+        (("direct_num_workers", "2"), "DirectRunner: 'direct_num_workers' is not an option"),
+        (("--direct_num_workers", "2", "4"), "DirectRunner: '4' is not an option"),
         (("--direct_num_workers", "two"), "^`runner` DirectRunner: argument --direct_num_workers"),
         ((), "none.txt: no such file"),
     ):

@@ -236,7 +236,7 @@ def test_an_error_of_a_stage_is_the_error_of_the_job(tmp_path):
 def test_a_worker_with_other_packages_is_refused(tmp_path, name):
     job = job_at(tmp_path)
     other = dataclasses.replace(job, versions={**job.versions, name: "0.0.1"})
-    with pytest.raises(UsageError, match=f"a worker has {name} .*, and the command 0.0.1"):
+    with pytest.raises(UsageError, match=f"a worker has {name} .*, but the command has 0.0.1"):
         reports.reported(other, list, ())
 
 
@@ -267,14 +267,14 @@ def test_notes_reach_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("runner", "sources", "output", "options", "message"),
     [
-        ("DirectRunner", ["a.txt"], "c", {"workers": 2}, "options of a runner come after --"),
+        ("DirectRunner", ["a.txt"], "c", {"workers": 2}, "pass runner options after --"),
         ("DirectRunner", ["-"], "c", {}, "`source` - is only on this machine"),
         ("DataflowRunner", ["a.txt"], "gs://b/c", {}, "`source` a.txt: Dataflow reads from"),
         ("DataflowRunner", ["gs://b/a.txt"], "c", {}, "`output` c: Dataflow writes to"),
         ("dataflow", ["a.txt"], "gs://b/c", {}, "`source` a.txt: Dataflow reads from"),
-        ("DirectRunner", ["a.txt"], "ftp://b/c", {}, "`output` ftp://b/c: a job writes to a disk"),
-        ("DirectRunner", ["gs://b/d/"], "gs://b/d/c", {}, "is inside of `source` gs://b/d/"),
-        ("DirectRunner", ["gs://b/**/a.txt"], "gs://b/c", {}, "is inside of `source`"),
+        ("DirectRunner", ["a.txt"], "ftp://b/c", {}, "`output` ftp://b/c: name a folder"),
+        ("DirectRunner", ["gs://b/d/"], "gs://b/d/c", {}, "is inside `source` gs://b/d/"),
+        ("DirectRunner", ["gs://b/**/a.txt"], "gs://b/c", {}, "is inside `source`"),
     ],
 )
 def test_what_a_job_cannot_have(tmp_path, monkeypatch, runner, sources, output, options, message):

@@ -347,23 +347,23 @@ def test_a_command_that_makes_nothing_leaves_nothing(tmp_path, monkeypatch, voca
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": [""]}, "`source` names nothing"),
+        ({"source": [""]}, "`source` is empty"),
         ({"source": []}, "no `source`"),
-        ({"source": "a.txt"}, "`source` is one place, a.txt; make it a list"),
+        ({"source": "a.txt"}, "`source` is a single string, a.txt; make it a list"),
         ({"source": ["missing.txt"]}, "missing.txt: no such file or folder"),
-        ({"validation_source": [" "]}, "`validation_source` names nothing"),
-        ({"decontaminate": [""]}, "`decontaminate` names nothing"),
+        ({"validation_source": [" "]}, "`validation_source` is empty"),
+        ({"decontaminate": [""]}, "`decontaminate` is empty"),
         ({"known": ["nowhere"]}, "nowhere is not a corpus"),
         ({"vocab_size": 0}, "`vocab_size` 0"),
-        ({"validation_fraction": 0}, "`validation_fraction` 0 is not between 0 and 1"),
-        ({"validation_fraction": 1.0}, "`validation_fraction` 1.0 is not between 0 and 1"),
+        ({"validation_fraction": 0}, "`validation_fraction` 0 must be between 0 and 1"),
+        ({"validation_fraction": 1.0}, "`validation_fraction` 1.0 must be between 0 and 1"),
         ({"near_duplicates": 0.2}, "`near_duplicates` 0.2 is not between 0.3 and 1"),
         ({"seed": -1}, "`seed` -1"),
-        ({"workers": 0}, "`workers` 0 is less than 1"),
+        ({"workers": 0}, "`workers` 0 must be at least 1"),
         ({"tokenizer": "wordpeice"}, "wordpeice is neither a kind nor a file"),
-        ({"tokenizer": "bpe", "lowercase": True}, "`lowercase` is not for `tokenizer` bpe"),
-        ({"tokenizer": "characters", "strip_accents": "yes"}, "`strip_accents` yes is not for"),
-        ({"strip_accents": True}, "`strip_accents` True is not auto, yes or no"),
+        ({"tokenizer": "bpe", "lowercase": True}, "`lowercase` does not apply to `tokenizer` bpe"),
+        ({"tokenizer": "characters", "strip_accents": "yes"}, "`strip_accents` yes does not apply"),
+        ({"strip_accents": True}, "`strip_accents` True must be auto, yes or no"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path, source, options, message):
@@ -376,7 +376,7 @@ def test_wrong_options_are_refused(tmp_path, source, options, message):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (" \n\n\t\n", "empty: no document with text"),
+        (" \n\n\t\n", "empty: no document contains text"),
         ("One.\nTwo.\nThree.\n", "only one document; next-sentence pairs need another document"),
         ("Same.\n\nSame.\n", "only one document"),
         ("One.\n\nTwo.\n\nThree.\n", "validation would get 0 of 3 documents and needs at least 2"),
@@ -399,7 +399,7 @@ def test_an_output_within_a_source_is_refused(tmp_path, source):
     folder = tmp_path / "texts"
     folder.mkdir()
     shutil.copy(source, folder)
-    with pytest.raises(UsageError, match="would itself be read"):
+    with pytest.raises(UsageError, match="would be read as text"):
         prepare([str(folder)], folder / "corpus", workers=1)
     assert [path.name for path in folder.iterdir()] == [source.name]
 
@@ -529,7 +529,7 @@ def test_documents_of_known_corpora_are_left_out(tmp_path, vocabulary, capsys):
     assert "finished already" in capsys.readouterr().err
     with pytest.raises(UsageError, match="its known is"):
         made(tmp_path / "all.txt", tmp_path / "rest", vocabulary, **options | {"known": places[:2]})
-    with pytest.raises(UsageError, match=r"no document is left of 100 .100 duplicate"):
+    with pytest.raises(UsageError, match=r"all 100 documents were dropped .100 duplicate"):
         made(tmp_path / "0.txt", tmp_path / "none", vocabulary, known=places)
 
 

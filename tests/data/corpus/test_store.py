@@ -172,7 +172,7 @@ def test_another_tokenizer_is_refused(corpus_folder, tmp_path, tokens):
 def test_what_is_no_corpus_is_refused(tmp_path):
     (tmp_path / "file").touch()
     no_corpus = r"is not a corpus: it has no corpus\.json"
-    a_file = "is a file, and a corpus is a folder; a text is the `source`"
+    a_file = "is a file, but a corpus is a folder"
     for path, said in [
         (tmp_path, no_corpus),
         (tmp_path / "missing", no_corpus),
@@ -194,8 +194,8 @@ def test_a_manifest_that_cannot_be_read_is_refused(corpus_folder, text):
     ("change", "error", "message"),
     [
         (lambda m: m["counts"]["train"].update(tokens=1), DataDamaged, "another fingerprint"),
-        (lambda m: m.pop("counts"), DataDamaged, "lacks what prepare writes"),
-        (lambda m: m.update(files=3), DataDamaged, "lacks what prepare writes"),
+        (lambda m: m.pop("counts"), DataDamaged, "was altered: fields that prepare writes"),
+        (lambda m: m.update(files=3), DataDamaged, "was altered: fields that prepare writes"),
         (lambda m: m.update(format_version=99), UsageError, "format 99"),
     ],
 )
@@ -218,5 +218,5 @@ def test_a_manifest_names_only_its_own_shards(corpus_folder, place):
         manifest["files"][f"{place}/00000.{array}.npy"] = moved
     manifest["fingerprint"] = fingerprint(manifest)
     file.write_text(json.dumps(manifest))
-    with pytest.raises(DataDamaged, match="names files that are no shards"):
+    with pytest.raises(DataDamaged, match="names files that are not shards"):
         open_corpus(corpus_folder)

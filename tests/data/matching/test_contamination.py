@@ -68,9 +68,9 @@ def test_what_was_planted_is_found_named_and_removed(test_sets, tmp_path, capsys
         decontaminate=sets,
     )  # fmt: skip
     said = capsys.readouterr().err
-    assert f"{sets[0]}: 3 of 40 records are in the text\n" in said
-    too_short = "(5 of fewer than 8 words are not looked for)"
-    assert f"{sets[1]}: 2 of 15 records are in the text {too_short}\n" in said
+    assert f"{sets[0]}: 3 of 40 records occur in the text\n" in said
+    too_short = "(5 with fewer than 8 words are skipped)"
+    assert f"{sets[1]}: 2 of 15 records occur in the text {too_short}\n" in said
     manifest = corpus.manifest
     assert manifest["counts"]["total"]["documents"] == 100 - len(planted)
     assert sum(manifest["contaminated_documents"].values()) == len(planted)

@@ -246,7 +246,7 @@ def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, c
         "f.csv, line 1: no col",
     ):
         assert error.count(f"{mixed}/{name}") == 1
-    assert "--encoding cp1252" in error and error.endswith("leave them out with --skip-bad\n")
+    assert "--encoding cp1252" in error and error.endswith("skip them with --skip-bad\n")
     assert not (tmp_path / "bad/tokenizer").exists()
 
     skipping = ("--skip-bad", "--skip-bad-limit", "0.1")
@@ -263,7 +263,7 @@ def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, c
 def test_a_single_bad_file_is_one_line(mixed, tmp_path, capsys):
     (mixed / "a.csv").write_text("id,body\n")
     assert main(_command(mixed, tmp_path / "c")) == 2
-    assert capsys.readouterr().err.splitlines()[-1].endswith("; or leave it out with --skip-bad")
+    assert capsys.readouterr().err.splitlines()[-1].endswith("or skip it with --skip-bad")
 
 
 @pytest.mark.parametrize("source", ["-", "stdin:.JSONL.gz"])
@@ -290,7 +290,7 @@ def test_standard_input(mixed, tmp_path, monkeypatch, capsys, source):
         (["-"], b"\n\nab\xff", "standard input, line 3: not UTF-8"),
         (["stdin:.jsonl"], b"nothing", "standard input, line 1: not JSON"),
         (["stdin:.pdf"], b"", "stdin:.pdf: write stdin: and one of .txt, .jsonl, .csv"),
-        (["-", "stdin:.csv"], b"", "- and stdin:.csv: standard input can be read once"),
+        (["-", "stdin:.csv"], b"", "- and stdin:.csv: standard input can be read only once"),
         (["-"], None, "`source` -: standard input is closed"),
     ],
 )

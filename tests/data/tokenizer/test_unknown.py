@@ -59,7 +59,7 @@ def test_prepare_counts_it(tmp_path, capsys):
     assert f"{100 * shares['train']:.2f} %" in said.out and "[UNK]" in said.out
     share = f"{100 * shares['total']:.1f}"
     assert f"warning: {share} % of the tokens of the corpus are [UNK]" in said.err
-    assert "choose a --tokenizer that is trained on the text" in said.err
+    assert "choose a --tokenizer trained on this text" in said.err
 
 
 def test_a_corpus_without_any_is_not_warned_of(tmp_path, capsys):
