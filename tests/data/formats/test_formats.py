@@ -162,10 +162,10 @@ def test_damage_of_a_packed_file_is_named(tmp_path, packing):
         ("a.jsonl", b"{}\n", "line 1: no column 'text', only empty objects"),
         ("a.parquet", b"PAR1", "a.parquet: damaged parquet file ("),
         ("a.arrow", b"ARROW1", "a.arrow: damaged Arrow file ("),
-        ("a.parquet.zst", PACKERS[".zst"](b"PAR1"), "a.parquet.zst: unpack it first"),
+        ("a.parquet.zst", PACKERS[".zst"](b"PAR1"), "a.parquet.zst: decompress it first"),
         ("a.fa", b"ACGT\n>a\nAC\n", "line 1: a FASTA record begins with a line >NAME"),
-        ("a.wet", b"The cat.\n", "a.wet: is no WARC file"),
-        ("a.txt", warc("warcinfo", b"a"), "is a WARC file: let its name end in .warc or .wet"),
+        ("a.wet", b"The cat.\n", "a.wet: is not a WARC file"),
+        ("a.txt", warc("warcinfo", b"a"), "is a WARC file: rename it to end in .warc or .wet"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(tmp_path, name, content, expected):
@@ -424,7 +424,7 @@ def test_bytes_of_no_letter_are_not_read_as_utf8(tmp_path, name):
 @pytest.mark.parametrize("name", ["cp12521", "base64", "rot13", "punycode"])
 def test_an_encoding_that_is_none_of_text_is_refused(name):
     SourceOptions(encoding="koi8-r")
-    with pytest.raises(UsageError, match=f"`encoding` {name}: no such encoding of text"):
+    with pytest.raises(UsageError, match=f"`encoding` {name} is not a text encoding"):
         SourceOptions(encoding=name)
 
 
@@ -481,7 +481,7 @@ def test_a_page_that_cannot_be_unpacked_is_one_bad_record(tmp_path, head):
     findings = Findings()
     assert len(read(tmp_path / "a.warc", findings=findings, skips_records=True)) == 2
     (reason,) = findings.first_bad.values()
-    assert "a.warc, record 2: its HTTP response cannot be unpacked" in reason
+    assert "a.warc, record 2: cannot decompress its HTTP response" in reason
 
 
 @pytest.mark.parametrize(
@@ -518,7 +518,7 @@ def test_a_custom_format_gets_a_path_and_bytes(tmp_path, monkeypatch, error):
     FORMATS.register(".Words", reads)
     (tmp_path / "a.words").write_bytes("a caf\xe9".encode("latin-1"))
     if error:
-        assert f"a.words: damaged ({error}); fetch it again" in refusal(tmp_path)
+        assert f"a.words: damaged ({error}); download it again" in refusal(tmp_path)
     else:
         assert read(tmp_path) == ["a.words\na\ncaf\xe9"]
 

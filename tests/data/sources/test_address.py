@@ -81,7 +81,7 @@ def test_a_name_that_leads_out_of_its_folder_is_refused(monkeypatch, memory, nam
     found = {path: {"type": "file"} for path in ("/data/good.txt", name)}
     monkeypatch.setattr(MemoryFileSystem, "find", lambda *_, **__: list(found))
     monkeypatch.setattr(MemoryFileSystem, "glob", lambda *_, **__: found)
-    with pytest.raises(UsageError, match="is no name of a file inside of it"):
+    with pytest.raises(UsageError, match="is not a valid file name inside it"):
         find_files(source)
 
 
@@ -91,8 +91,8 @@ def test_a_name_that_leads_out_of_its_folder_is_refused(monkeypatch, memory, nam
         ("memory://nowhere", "memory://nowhere: no such file or folder at this address"),
         ("memory://nowhere/*.txt", "memory://nowhere/*.txt: no file matches at this address"),
         ("gs://bucket/nowhere.txt", "gs://bucket/nowhere.txt: no such file or folder"),
-        ("memory://", "memory://: an address of nothing"),
-        ("ftp://a.example/b.txt", "the kind ftp:// are not read, but gs://, s3://, https://"),
+        ("memory://", "memory://: the address is empty"),
+        ("ftp://a.example/b.txt", "the kind ftp:// are not supported, but gs://, s3://, https://"),
         ("https://a.example/b.pdf", "https://a.example/b.pdf: not one of .txt"),
         ("memory://pictures", "memory://pictures: no .txt, "),
     ],
@@ -109,7 +109,7 @@ def test_a_password_is_not_kept(tmp_path, capsys):
     source = "https://me:secret@a.example/b.txt"
     assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
     err = capsys.readouterr().err
-    assert "which corpus.json would keep" in err and "secret" not in err
+    assert "which corpus.json would store" in err and "secret" not in err
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_a_data_set_of_the_hub(monkeypatch, memory, source):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("hf:imdb", "no name of a data set, which is hf:OWNER/NAME"),
-        ("hf:org/name:en", "no name of a data set, which is hf:OWNER/NAME"),
+        ("hf:imdb", "is not a data set: write hf:OWNER/NAME"),
+        ("hf:org/name:en", "is not a data set: write hf:OWNER/NAME"),
     ],
 )
 def test_other_names_are_answered_with_what_to_type(source, message):

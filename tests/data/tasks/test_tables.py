@@ -175,7 +175,7 @@ def test_quotes_that_are_letters_and_further_cells(tmp_path):
     text = 'a\t"Lone\tx\n' + "a\tA plane\ty\thttp://a.org\tlicense\n" * 2 + 'a\t"B\tx\t\t\n'
     path = write(tmp_path / "a.csv", text)
     how = {"delimiter": "\t", "columns": ("genre", "text", "label")}
-    with pytest.raises(UsageError, match="are letters in this file, read it with `quoting` none"):
+    with pytest.raises(UsageError, match="in this file, read it with `quoting` none"):
         rows_of(path, "text", **how)
     with pytest.raises(UsageError, match=r"line 2: 5 cells .* `columns` genre,text,label,\.\.\."):
         rows_of(path, "text", **how, quoting="none")
