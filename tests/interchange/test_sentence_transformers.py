@@ -81,7 +81,7 @@ def test_each_pooling_has_its_formula(pooling, exported, layout, caplog, capsys)
     home = layout(("Pooling", {_FIELDS[pooling]: True}), folder="0_Transformer")
     with caplog.at_level(logging.INFO, "bert_jax"):
         found = bert_jax.load(home).embed(_TEXTS)
-    assert "1 of 3 texts have more than 12 tokens and are cut there; a longer `length`" in (
+    assert "1 of 3 texts have more than 12 tokens and are truncated; a longer `length`" in (
         caplog.text
     )
     expected = [_FORMULAS[pooling](states) for states in _states(exported, _TEXTS)]

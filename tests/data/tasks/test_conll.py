@@ -76,7 +76,7 @@ def test_named_columns(tmp_path, case, capsys):
     (found,) = conll.read_sentences(path, columns=columns, word="word", tag=tag)
     pairs = [*zip(found.words, found.tags, strict=True)]
     assert " ".join(map(" ".join, pairs)) == expected
-    assert ("1 comments, which begin with #, are skipped" in capsys.readouterr().err) == (
+    assert ("skipped 1 comments (lines that begin with #)" in capsys.readouterr().err) == (
         "#" in text
     )
     (words,) = conll.read_sentences(path, columns=columns, word="word", labelled=False)
@@ -122,7 +122,7 @@ def test_comments_are_left_out_and_the_word_is_not(tmp_path, capsys, labelled):
     path = write(tmp_path / "a.conll", _COLUMNS.format(" O" * labelled, 1))
     found = conll.read_sentences(path, labelled=labelled)
     assert [s.words for s in found] == [("#", "Jo", "#"), ("of", "Rome", "#")]
-    assert "2 comments, which begin with #, are skipped, the first of them is line 1" in (
+    assert "skipped 2 comments (lines that begin with #), the first on line 1" in (
         capsys.readouterr().err
     )
 
@@ -168,7 +168,7 @@ def test_errors_name_the_line(tmp_path, case):
             ("id", "word", "tag"),
             "word",
             "tag",
-            "line 2: 4 columns .'1', 'Jo', 'B-per', 'O'., and not 3",
+            "line 2: 4 columns .'1', 'Jo', 'B-per', 'O'. instead of 3",
         ),
         (("id", "word", "tag", "x"), "wrd", "tag", "`text` wrd is not .* Did you mean 'word'"),
         (
@@ -188,7 +188,7 @@ def test_errors_name_the_line(tmp_path, case):
             (),
             "word",
             "tag",
-            "`columns` NAMES and `text` NAME, the column of the words, go together",
+            "`columns` NAMES and `text` NAME, the column of the words, need each",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_rows_that_cannot_be_read_can_be_left_out_and_are_counted(tmp_path, caps
     reading = SourceOptions(skips_records=True)
     rows = tables.read_rows(path, text_columns=["sentence"], label_column="label", reading=reading)
     assert [row.texts for row in rows] == [("you",)]
-    assert "1 rows cannot be read and are left out, the first: " in capsys.readouterr().err
+    assert "skipped 1 rows that cannot be read; the first: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_rows_without_a_label_are_left_out_and_counted(tmp_path, capsys):
     rows = rows_of(write(tmp_path / "a.csv", "\n".join(lines)), "text")
     assert [row.texts[0] for row in rows] == ["a", "d"]
     said = capsys.readouterr().err
-    assert "2 rows without a label (empty or '-') are left out, the first: " in said
+    assert "skipped 2 rows without a label (empty or '-'); the first: " in said
     records = [{"text": "a", "label": None}, {"text": "b", "label": 1}]
     path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))
     assert [row.label for row in rows_of(path, "text")] == ["1"]
@@ -274,10 +274,10 @@ def test_rows_without_text_teach_nothing(tmp_path, capsys):
     path = write(tmp_path / "a.csv", 'text,label\na,yes\n"",no\n" ",no\nb,no\n')
     assert [row.texts[0] for row in rows_of(path, "text")] == ["a", "b"]
     said = capsys.readouterr().err
-    assert "2 rows have no text, the first: " in said and "line 3; they are left out" in said
+    assert "2 rows have no text, the first: " in said and "line 3; they are skipped" in said
     # What is predicted has as many rows as the file.
     assert len(rows_of(path, "text", label=None)) == 4
-    assert "their predictions mean nothing" in capsys.readouterr().err
+    assert "ignore their predictions" in capsys.readouterr().err
     # One of a pair may be empty.
     path = write(tmp_path / "b.csv", 'one,two,label\na,"",yes\n"","",no\n')
     assert [row.texts for row in rows_of(path, "one", "two")] == [("a", "")]

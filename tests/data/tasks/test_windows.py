@@ -60,7 +60,7 @@ def test_characters_and_padding_of_a_window(tokenizer):
     texts = [context[a:b] for a, b in found.characters[0, 5:10].tolist()]
     assert texts == ["The", "cats", "PLAY", "ED", "."]
     assert (found.characters[0, :5] == -1).all() and (found.characters[0, 10:] == -1).all()
-    with pytest.raises(UsageError, match="leave no room in 6"):
+    with pytest.raises(UsageError, match="leave no space in 6"):
         windows.encode_questions(
             asked, tokenizer, length=6, stride=4, max_question=3, labelled=True
         )
