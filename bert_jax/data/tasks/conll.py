@@ -156,7 +156,7 @@ def _named(
 ) -> _Layout:
     names = [name for name in columns if name != MORE]
     if not word or not names:
-        raise UsageError("`columns` NAMES and `text` NAME, the column of the words, need each other")
+        raise UsageError("`columns` NAMES and `text` NAME, the column of words, need each other")
     for option, name in [("text", word), ("label", tag)][: 1 + labelled]:
         if names.count(name) != 1:
             remedy = did_you_mean(name, names) or " Name one that is."

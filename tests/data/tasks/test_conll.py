@@ -188,7 +188,7 @@ def test_errors_name_the_line(tmp_path, case):
             (),
             "word",
             "tag",
-            "`columns` NAMES and `text` NAME, the column of the words, need each",
+            "`columns` NAMES and `text` NAME, the column of words, need each",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_an_absent_name_says_how_it_comes(cache, capsys):
         "bert-base-uncased --local-dir bert-base-uncased --include '*.json' --include '*.txt' "
         "--include '*.model' --include '*.safetensors'"
     )
-    with pytest.raises(UsageError, match=r"the hub\? hf download some/encoder --local-dir"):
+    with pytest.raises(UsageError, match=r"the hub: hf download some/encoder --local-dir"):
         load_tokenizer("some/encoder")
     with pytest.raises(UsageError, match="and add `init_from` bert-base-uncased"):
         load_config("bert-base-uncased")

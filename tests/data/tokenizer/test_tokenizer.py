@@ -589,7 +589,7 @@ def test_rare_characters_make_room():
 def test_text_that_wordpiece_cannot_have_the_characters_of():
     """Two thousand characters that are all as frequent: a thousand of them are half of the text."""
     chinese = "".join(chr(0x4E00 + i) for i in range(2000))
-    with pytest.raises(UsageError, match=r"2,000 different .* are 50\.0% .* sentencepiece"):
+    with pytest.raises(UsageError, match=r"2,000 different .* cover 50\.0% .* sentencepiece"):
         train_wordpiece([chinese] * 3, vocab_size=30522, lowercase=True)
 
 

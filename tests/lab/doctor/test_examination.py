@@ -315,9 +315,9 @@ _BROKEN: dict[str, tuple[Break, str, str, int, str]] = {
     ),
     "workdir of one host": (
         patched(location.Location, "names", lambda self: []),
-        "saving", "failed", 7, "all hosts must see one `workdir`",
+        "saving", "failed", 7, "all hosts must see the same `workdir`",
     ),
-    "bucket out of reach": (bucket_out_of_reach, "saving", "failed", 7, "a network leads to it"),
+    "bucket out of reach": (bucket_out_of_reach, "saving", "failed", 7, "is reachable"),
     "no room": (
         patched(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**5)),
         "room", "failed", 7, "set checkpoint.keep_last=1",
@@ -330,14 +330,14 @@ _BROKEN: dict[str, tuple[Break, str, str, int, str]] = {
     "compiles for ever": (compiles_for_ever, "step", "warned", 0, "set compute.layers=scan"),
     "another run": (another_run, "workdir", "failed", 3, "or another `workdir`"),
     "something else": (something_else, "workdir", "failed", 2, "choose another directory"),
-    "damaged step": (damaged_step, "checkpoint", "warned", 0, "put back a copy of checkpoints/20"),
+    "damaged step": (damaged_step, "checkpoint", "warned", 0, "restore a copy of checkpoints/20"),
     "few devices": (given(topology="v3:4x8"), "devices", "failed", 2, "every host of the slice"),
     "no devices": (
         patched(machine.jax, "devices", raising(_IN_USE)), "devices", "failed", 2, "accelerator"
     ),
     "wrong products": (
         patched(machine.jnp, "matmul", lambda x, y: x @ y + 1),
-        "devices", "failed", 2, "take another machine",
+        "devices", "failed", 2, "use another machine",
     ),
     "odd batch": (phase(global_batch_size=15), "mesh", "failed", 2, "take 14 or 16"),
     "wrong field": (
@@ -415,8 +415,8 @@ def test_processes_meet_although_a_port_scanner_sends_nothing(port, monkeypatch)
 @pytest.mark.parametrize(
     ("rank", "taken", "words"),
     [
-        (0, True, "end the process that holds it"),
-        (0, False, "process 1 did not come"),
+        (0, True, "end the process that uses it"),
+        (0, False, "process 1 did not reach"),
         (1, False, "process 0 does not answer"),
     ],
 )

@@ -75,7 +75,7 @@ def test_the_table_is_plausible(chip):
     ("name", "slices", "message"),
     [
         ("v3-64", 1, "write it as"),
-        ("v9:4x4", 1, "no such generation; there are v2, v3"),
+        ("v9:4x4", 1, "unknown generation; choose from v2, v3"),
         ("v3:4x4x4", 1, "2 dimensions, such as v3:4x8"),
         ("v4:4x4", 1, "3 dimensions, such as v4:4x4x4"),
         ("v5e:4x0", 1, "2 dimensions"),
@@ -170,7 +170,7 @@ def test_a_rejected_train_step_is_a_warning(monkeypatch, capsys, tiny):
     phase = planning.phase_plan(config, 0, **where)
     assert not phase.fits and phase.memory_bytes is None
     plan_verb._print_phase(phase)
-    assert f"steps: NOT COMPILED: {_REJECTED}; another compute.layers, " in capsys.readouterr().out
+    assert f"steps: NOT COMPILED: {_REJECTED}; change compute.layers, " in capsys.readouterr().out
     (warning, *_) = warnings.warnings(config, [phase], topology=where["topology"])
     assert _REJECTED in warning and warning.startswith(f"length {phase.sequence_length}: ")
 
