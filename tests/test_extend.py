@@ -234,7 +234,7 @@ def test_a_mixer_is_shown_and_exported_or_refused(name, corpus, tmp_path, capsys
         chosen = load_config(given, changes).model
         refused = f"model.mixer is {chosen.mixer.kind}: it has no attention"
         if name == "additive":
-            refused = "model.mixer.score is additive: only products"
+            refused = "model.mixer.score is additive: only dot products"
         assert shown == 2
         assert refused in told.err and told.err.count("\n") == 1
     out = str(tmp_path / "out")

@@ -7,11 +7,11 @@
 
 NAME is `corpus`, `rows.RULE`, `VARIANT.seedN`, `VARIANT.seedN.TASK` or `VARIANT.seedN.probes`. HASH
 covers all inputs of a run: its options, its config, the fingerprint of the corpus, and the hashes
-of the runs that it needs. So an edited study plans other folders, and a record in a folder always
-describes the run that is planned for the folder.
+of the runs that it needs. An edited study therefore plans other folders, and a record in a folder
+always describes the run that is planned for the folder.
 
-The first seed of all variants comes before the second seed of any variant, so that a study that is
-stopped early has a table.
+The first seed of all variants precedes the second seed of any variant, so that a study that is
+stopped early has a complete table.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from bert_jax.registry import OBJECTIVES, PROBES
 from bert_jax_lab.studies import corpus_tasks
 from bert_jax_lab.studies.study import PROBED, Study, StudyTask, config_of, overrides_of
 
-# Rows of a task, and validation examples, of a study that is only tried out (`steps`).
+# The number of task rows and validation examples in a trial of a study (`steps`).
 _FEW = 64
 PROBES_FILE = "probes.json"
 
@@ -114,7 +114,7 @@ def plan_study(
 ) -> StudyPlan:
     """Returns the runs of a study.
 
-    `overrides` change every run, after the variants' own overrides. `steps` tries a study out: so
+    `overrides` change every run, after the variants' own overrides. `steps` tries a study out: this
     many steps per run, few rows, and one seed. `only` names the variants to run; the variants from
     which they are initialized are added. `extend` are files for `--extend` of every command.
 
@@ -212,7 +212,7 @@ def _rules(study: Study) -> list[str]:
 def _finetune_options(
     task: StudyTask, seed: int, rows: RowsRun | None, train_rows: int | None
 ) -> list[str]:
-    """Returns the options of one fine-tuning but for the checkpoint.
+    """Returns the options of one fine-tuning run, except for the checkpoint.
 
     Raises UsageError for an option of the task that the study sets.
     """
@@ -229,19 +229,19 @@ def _finetune_options(
     for word in task.options:
         if word.partition("=")[0] in own:
             raise UsageError(f"task {task.name}: the study sets {word}; remove it from the options")
-    # The last --train-rows is obeyed: the study's own.
+    # The last --train-rows takes effect: the study's own.
     return [*options[:1], *task.options, *options[1:]]
 
 
 def _require_columns(study: Study, configs: Sequence[TrainConfig]) -> None:
-    """Raises UsageError for a column that is no validation metric of any variant's objective."""
+    """Raises UsageError for a column that is not a validation metric of any variant's objective."""
     objectives = [OBJECTIVES[config.objective] for config in configs]
     known = dict.fromkeys(figure for each in objectives for figure in each.watched())
     for column in study.columns:
         if column not in known:
             raise UsageError(
-                f"study {study.name}: columns has {column!r}, which is no metric of any variant's "
-                f"objective.{nearest(column, known)}"
+                f"study {study.name}: columns has {column!r}, which is not a metric of any "
+                f"variant's objective.{nearest(column, known)}"
             )
 
 
@@ -252,7 +252,7 @@ def _probes_of(study: Study, config: TrainConfig) -> tuple[str, ...]:
 
 
 def _wanted(study: Study, only: Sequence[str]) -> set[str]:
-    """Returns the names of the variants to run: all, or `only` and what they are initialized from.
+    """Returns the variants to run: all, or `only` and the variants that initialize them.
 
     Raises UsageError for an unknown name.
     """
@@ -273,8 +273,8 @@ def _wanted(study: Study, only: Sequence[str]) -> set[str]:
 def _last_overrides(
     study: Study, overrides: tuple[str, ...], steps: int | None
 ) -> dict[str, tuple[str, ...]]:
-    """Returns for each variant the overrides that follow its own overrides: those of the command,
-    and the numbers of steps that equal compute or `steps` asks for.
+    """Returns for each variant the overrides that follow its own: the overrides of the command, and
+    the numbers of steps for equal compute or `steps`.
     """
     budget, found = 0.0, {}
     for variant in study.variants:

@@ -214,7 +214,7 @@ def test_a_run_is_compared_with_the_run_that_expect_names(tmp_path, trained, cor
     command = ["pretrain", str(config), "--corpus", str(corpus), "--workdir", str(workdir)]
     named = [*command, "--expect", str(trained)]
     assert main([*named, "--set", "model.hidden_size=64"]) == 2
-    assert "model.hidden_size is 64, and 32 there" in capsys.readouterr().err
+    assert "model.hidden_size is 64, but 32 in the reference" in capsys.readouterr().err
     assert main([*command, "--expect", str(tmp_path)]) == 2
     assert "has no run" in capsys.readouterr().err
     assert not workdir.exists()

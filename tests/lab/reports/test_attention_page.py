@@ -253,7 +253,7 @@ def test_a_window_is_no_other_sequence_and_long_tokens_stay_on_the_page(tmp_path
     view = View(tab)
     # The window of the second of eight tokens is two to either side; the other text has five.
     assert view.text("#neuron-status") == (
-        "5 tokens of other sequences are not seen. 4 tokens beyond the layer's window are not seen."
+        "5 tokens of other sequences are masked. 4 tokens outside the layer's window are masked."
     )
     assert "w" * 80 in view.text("#pair") and tab.overflow() <= 0
     assert tab.problems == []
@@ -333,12 +333,12 @@ def test_every_control(
     tab.click("#queries li:nth-child(5) button")
     assert view.chosen() == (1, 0, 4)
     best = int(np.argmax(weights[1, 0, 4]))
-    most = f"“{full['tokens'][4]}” looks most at “{full['tokens'][best]}”: "
+    most = f"“{full['tokens'][4]}” attends most to “{full['tokens'][best]}”: "
     assert view.text("#lines-status").startswith(f"{most}{weights[1, 0, 4, best]:.3f}")
     x, y, wide, high = tab.place("#keys li:nth-child(2)")
     tab.move(x + wide / 2, y + high / 2)
     best = int(np.argmax(weights[1, 0, :, 1]))
-    assert view.text("#lines-status").startswith(f"“{full['tokens'][best]}” looks most at “w3”: ")
+    assert view.text("#lines-status").startswith(f"“{full['tokens'][best]}” attends most to “w3”: ")
     tab.evaluate("document.querySelector('#queries li:nth-child(3) button').focus()")
     tab.press("Enter")
     assert view.chosen() == (1, 0, 2)

@@ -221,7 +221,7 @@ def test_a_long_log_keeps_its_outline(tmp_path):
     assert kept[3000] is None  # the update that was left out
     assert all(training[step - 1]["mlm_loss"] == loss for step, loss in kept.items())
     text = Outline(report_page.render([found])).text
-    assert f"{len(kept):,} of 4,000 rows of training are drawn" in text
+    assert f"{len(kept):,} of 4,000 training rows are drawn" in text
 
 
 def test_packed_rows_tell_how_many_tokens_were_seen(tmp_path):
@@ -298,7 +298,7 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     page = tmp_path / "page.html"
     assert main(["report", str(trained), "--html", str(page), "--json", "--examples", "3"]) == 0
     (first, *more) = json.loads(capsys.readouterr().out)["examples"]
-    assert len(more) == 2 and "Hidden words, held out" in Outline(page.read_text()).text
+    assert len(more) == 2 and "Masked words, held out" in Outline(page.read_text()).text
     assert html.escape(first["text"]) in page.read_text() and first["candidates"][0][
         0
     ] in first_guess(page.read_text(), first["text"])
@@ -325,7 +325,7 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     write_run(tmp_path / "logs")
     assert main(["report", str(tmp_path / "logs"), "--html", str(page)]) == 0
     assert "no hidden words are filled in: " in capsys.readouterr().err
-    assert "Hidden words, held out" not in page.read_text()
+    assert "Masked words, held out" not in page.read_text()
 
 
 def test_the_corpus_of_a_run_is_found_from_anywhere(trained, corpus, tmp_path, monkeypatch):
