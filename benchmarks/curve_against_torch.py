@@ -1,4 +1,4 @@
-"""Train the same model on torch: same initial weights, batches, update rule and validation set.
+"""Trains the same model in torch: same initial weights, batches, update rule and validation set.
 
     pip install -e '.[parity]'
     bert-jax prepare --source simplewiki.txt.gz --tokenizer vocab.txt --output runs/simplewiki
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bert_jax.runtime.host_allocator import keep_freed_memory
 
-keep_freed_memory()  # as `bert-jax pretrain` does, before jax is there; torch has it too
+keep_freed_memory()  # as in `bert-jax pretrain`, before importing jax; also applies to torch
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402

@@ -1,12 +1,12 @@
-"""Sequences in shared rows: how full the rows are, and what that is worth in pairs a second.
+"""Measures packed rows: how full they are, and the gain in pairs per second.
 
     python benchmarks/packing.py CORPUS [CORPUS ...] [--rows sentence_pairs] [--lengths 128 512]
         [--turns 40]
 
 Each CORPUS is a directory of `bert-jax prepare`. First, for each length and kind of rows, the rows
-of one epoch: how many, how full, and the seconds of the plan and of the packing. Then, with
-`--turns`, training steps in float32 of the shape of `bert_small_cpu` (4 x 256) on the first corpus,
-packed and not, in turns of one step: pairs a second, by the medians, and their ratio.
+of one epoch: their number, how full they are, and the seconds of planning and packing. Then, with
+`--turns`, training steps in float32 with the shape of `bert_small_cpu` (4 x 256) on the first
+corpus, alternately packed and not packed: pairs per second, by the medians, and their ratio.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from bert_jax.registry import ROWS
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
 
-# Rows of a step, by length: as many tokens.
+# Tokens per step, for all lengths.
 TOKENS = 2048
 
 
@@ -51,7 +51,7 @@ def show_fill(name: str, corpus: Corpus, rows_of: str, length: int) -> None:
 
 
 class Side:
-    """Training steps, one at a time, of one kind of rows."""
+    """Training steps on one kind of rows, one at a time."""
 
     def __init__(self, corpus: Corpus, length: int, kind: str, mesh: jax.sharding.Mesh):
         small = load_config("bert_small_cpu")
@@ -125,7 +125,7 @@ def main() -> None:
     arguments = parser.parse_args()
     corpora = {name.rstrip("/").rpartition("/")[2]: open_corpus(name) for name in arguments.corpus}
 
-    print("| corpus | rows | length | sequences | packed rows | a row | full, unpacked "
+    print("| corpus | rows | length | sequences | packed rows | per row | full, unpacked "
           "| full, packed | plan, s | packing, s |")  # fmt: skip
     print("|" + "---|" * 10)
     for name, corpus in corpora.items():
