@@ -2,19 +2,19 @@
 
     bert-jax pretrain bert_large_64core_2k --corpus DIR --workdir DIR --distributed  # on each host
 
-1,000,000 updates of 256 sequences are 125,000 of 2,048, with which RoBERTa (Liu et al. 2019, table
-3) reaches a lower perplexity for the same cost. Sequences share rows (docs/lineage.md, Packing), so
-that an update has fewer rows. By `benchmarks/packing.py` a row holds 1.158 pairs of English
+1,000,000 updates of 256 sequences equal 125,000 updates of 2,048 sequences, with which RoBERTa (Liu
+et al. 2019, table 3) reaches a lower perplexity for the same cost. Sequences are packed, so that an
+update has fewer rows. According to `benchmarks/packing.py`, a row holds 1.158 pairs of English
 Wikipedia (a part of 2014) or 1.071 of books at length 128, and 1.979 or 1.213 at length 512. In the
-proportion of BERT's corpus (2,500 and 800 million words) these are
+proportions of BERT's corpus (2,500 and 800 million words), the means are:
 
-- 1.137 pairs at length 128, so that 1,792 rows, 28 a core, hold 2,037;
-- 1.793 pairs at length 512, so that 1,152 rows, 18 a core, hold 2,066.
+- 1.137 pairs at length 128, so that 1,792 rows, 28 per core, hold 2,037;
+- 1.793 pairs at length 512, so that 1,152 rows, 18 per core, hold 2,066.
 
-In all 112,500 x 2,037 + 12,500 x 2,066 = 255.0 million, of 256.0. With another corpus the start of
-each phase says how many sequences an update has; set `phases.N.global_batch_size` by it.
+The total is 112,500 x 2,037 + 12,500 x 2,066 = 255.0 million of 256.0 million. With another corpus,
+set `phases.N.global_batch_size` according to the sequences per update that each phase prints.
 
-The rate is RoBERTa-Large's, 4e-4, with a warm-up of 6 % of the updates and beta2 0.98 as there
+The learning rate is RoBERTa-Large's, 4e-4, with a warm-up of 6 % of the updates and beta2 0.98
 (table 9; batches of 8,192). Table 3 has 7e-4, for BERT-Base. Everything else is as in `bert_large`.
 """
 

@@ -1,21 +1,21 @@
-"""A ModernBERT-Base of one's own from 50 billion tokens, up to rows of 8,192.
+"""A custom ModernBERT-Base trained on 50 billion tokens, with rows of up to 8,192 tokens.
 
     bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
     bert-jax pretrain modern_base --corpus runs/corpus --workdir runs/modern
 
-The model is that of modernbert_base (Warner et al. 2024, arXiv:2412.13663), so that the result
-leaves as `ModernBertForMaskedLM`, and so are the rates, the mask rate, the optimiser and the tokens
-of an update. The tokens are a fortieth of theirs, cut anew:
+The model is modernbert_base (Warner et al. 2024, arXiv:2412.13663), so that the result exports as
+`ModernBertForMaskedLM`. Learning rates, mask rate, optimizer and tokens per update are the same.
+The number of tokens is a fortieth of ModernBERT's, divided as follows:
 
-- 85 % in rows of 1,024, as they have it. The batch grows over the first 3 % of these (theirs: 50
-  of 1,719 billion tokens), in three steps, as each shape is compiled; the rate warms up meanwhile.
-- 5 % in rows of 8,192 at a constant rate, with a theta of 160,000 in the global layers.
-- 10 % of it all at a rate that falls as 1 - sqrt, which is what a short run wants (Hägele et al.
-  2024, arXiv:2405.18392, 10 to 20 %); theirs is 2.5 % of forty times as many.
+- 85 % in rows of 1,024, as in ModernBERT. The batch grows over the first 3 % of them (ModernBERT:
+  50 of 1,719 billion tokens), in three steps, since each shape is compiled, during the warm-up.
+- 5 % in rows of 8,192 at a constant learning rate, with a rope theta of 160,000 in global layers.
+- 10 % with a learning rate that falls as 1 - sqrt, the best share for a short run (Hägele et al.
+  2024, arXiv:2405.18392, 10 to 20 %); ModernBERT has 2.5 % of forty times as many tokens.
 
-64 chips make an update in 9 microbatches of 8,192 tokens each, in rows of either length. The loss
-in 8 slices takes about as long as a whole one and keeps no scores (docs/benchmarks.md). What the
-recipe takes on a slice says bert-jax plan.
+64 chips make an update in 9 microbatches of 8,192 tokens each, for rows of either length. Computing
+the loss in 8 slices takes about the same time and stores no logits. `bert-jax plan` predicts the
+time and cost on a slice.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _FIRST_ROWS = _ROWS // 4
 _ALL, _SHORT, _FALL = 50e9, 42.5e9, 5e9
 _GROWTH = 0.03 * _SHORT
 _RATE, _LONG_RATE = 8e-4, 3e-4
-# Theirs: this times the rate's share of its peak, in either phase.
+# ModernBERT's weight decay is this value times the learning rate's share of its peak.
 _DECAY = 1e-5
 
 

@@ -1,17 +1,17 @@
-"""The small sister of modern_base, for eight v5e chips or one large GPU.
+"""A smaller modern_base, for eight v5e chips or one large GPU.
 
     bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
     bert-jax pretrain modern_small --corpus runs/corpus --workdir runs/modern
 
-The shape is that of Ettin's 68m (Weller et al. 2025, arXiv:2507.11412): 68,457,664 parameters, deep
-and narrow, which leave as `ModernBertForMaskedLM`. 20 billion tokens are 300 for each parameter.
-Phases are cut as those of modern_base, but for the batch, which is a ninth and does not grow: an
-update of 524,288 tokens. Ettin's rate is 3e-3 for nine times the tokens; a third of it is that by
-the square root of the batch (Malladi et al. 2022, arXiv:2205.10287), and its weight decay is kept.
-The rate warms up over the first 2 %.
+The shape is Ettin's 68m (Weller et al. 2025, arXiv:2507.11412): 68,457,664 parameters, deep and
+narrow, exported as `ModernBertForMaskedLM`. 20 billion tokens are 300 per parameter. The phases are
+those of modern_base, except for the batch, which has a constant size of a ninth: 524,288 tokens per
+update. Ettin's learning rate is 3e-3 for nine times the tokens; scaling with the square root of the
+batch (Malladi et al. 2022, arXiv:2205.10287) gives a third of it. Ettin's weight decay is kept. The
+learning rate warms up over the first 2 %.
 
-Eight chips make an update in 8 microbatches of 8,192 tokens each. On one GPU set
-optimizer.gradient_accumulation_steps=32, for its memory.
+Eight chips make an update in 8 microbatches of 8,192 tokens each. On one GPU, set
+optimizer.gradient_accumulation_steps=32 to fit the memory.
 """
 
 import dataclasses

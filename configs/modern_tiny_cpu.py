@@ -1,12 +1,12 @@
-"""The demo's recipe: a small encoder on the embedded documentation, a minute or two on two cores.
+"""The demo's recipe: a small encoder on the embedded documentation, in minutes on a CPU.
 
 bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192 --validation-fraction 0.05
 bert-jax pretrain modern_tiny_cpu --corpus runs/corpus --workdir runs/first
 
-tiny_docs_cpu with what has been found since BERT, each change shown by `bert-jax study recipe`
-(docs/science.md): masked words alone, in rows of full sentences (Liu et al. 2019), 30 % of them
-(Wettig et al. 2022, arXiv:2202.08005), rotary positions (Su et al. 2021), and an output bias that
-begins at the words' frequencies. It is exported as a RoFormer, which has these positions.
+tiny_docs_cpu with improvements published since BERT, each measured by `bert-jax study recipe`:
+masked LM without next sentence prediction in rows of full sentences (Liu et al. 2019), 30 % masked
+tokens (Wettig et al. 2022, arXiv:2202.08005), rotary positions (Su et al. 2021), and an output bias
+initialized with log frequencies. It exports as RoFormer, which also has rotary positions.
 """
 
 import dataclasses
