@@ -1,4 +1,4 @@
-"""The documents that `prepare` keeps of sources, decided in this process."""
+"""The documents of sources that `prepare` keeps, computed in this process."""
 
 import hashlib
 import tempfile

@@ -1,4 +1,4 @@
-"""The random numbers behind every batch: right, uniform, and the same for ever."""
+"""The random numbers of batches: correct, uniform, and reproducible."""
 
 import math
 
@@ -121,7 +121,7 @@ def test_permutation_stays_inside_and_apart(size: int, key: int):
 
 
 @pytest.mark.parametrize("size", [5, 12, 30])
-def test_permutation_sends_each_index_everywhere_alike(size: int):
+def test_permutation_is_uniform(size: int):
     keys = 300 * size
     images = np.array([counter_rng.permute(np.arange(size), size, key) for key in range(keys)])
     for index in range(size):
@@ -129,7 +129,7 @@ def test_permutation_sends_each_index_everywhere_alike(size: int):
         assert chi_square(counts) < chi_square_limit(size - 1)
 
 
-def test_permutation_breaks_up_neighbours():
+def test_permutation_separates_neighbors():
     """The step between the images of neighbours is as long as between any two: a third."""
     size = 100_000
     image = counter_rng.permute(np.arange(size), size, 6)

@@ -1,4 +1,4 @@
-"""The pool of processes: results in order, one error for a killed worker, work that is shared."""
+"""The process pool: results in order, one error for a killed worker, shared work."""
 
 import os
 import signal

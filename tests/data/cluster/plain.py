@@ -1,4 +1,4 @@
-"""An engine that runs each stage several times, in an order that is drawn."""
+"""An engine that runs each stage several times, in random order."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any

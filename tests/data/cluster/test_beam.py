@@ -1,5 +1,5 @@
-"""Jobs run by Apache Beam, in processes of this machine: `make beam`, in an environment that has
-what a worker has.
+"""Jobs of Apache Beam in local processes (`make beam`), in an environment with the packages of a
+worker.
 """
 
 import base64
@@ -174,7 +174,7 @@ def test_an_interrupted_job_resumes(tmp_path, sources, here, beginning, stage):
     assert is_equal(output, here)
 
 
-def test_an_error_of_a_stage_is_one_line(tmp_path, sources, beginning):
+def test_a_stage_error_is_one_line(tmp_path, sources, beginning):
     (tmp_path / "bad.jsonl").write_text("{broken\n")
     sources = [*sources, str(tmp_path / "bad.jsonl")]
     done = command(sources, tmp_path / "c", "DirectRunner", *PROCESSES, environment=beginning)

@@ -1,5 +1,5 @@
-"""The stages by an engine that repeats them in any order, against `prepare` on one machine; and the
-command of a job, up to the runner.
+"""Stages that are repeated in any order, compared with `prepare` on one machine; and the command of
+a job, up to the runner.
 """
 
 import csv
@@ -178,7 +178,7 @@ def test_the_sample_does_not_depend_on_the_order_of_merging(budget):
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory", "bucket"])
-def test_a_folder_that_all_see(tmp_path, kind):
+def test_a_shared_folder(tmp_path, kind):
     with reached() as _:
         place = {"disk": str(tmp_path), "memory": "memory://shared", "bucket": "gs://bucket/shared"}
         folder = Folder(place[kind]) / "of"
@@ -233,7 +233,7 @@ def test_an_error_of_a_stage_is_the_error_of_the_job(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tokenizers", "bert-jax"])
-def test_a_worker_with_other_packages_is_refused(tmp_path, name):
+def test_a_worker_with_other_packages_is_rejected(tmp_path, name):
     job = job_at(tmp_path)
     other = dataclasses.replace(job, versions={**job.versions, name: "0.0.1"})
     with pytest.raises(UsageError, match=f"a worker has {name} .*, but the command has 0.0.1"):
@@ -277,14 +277,14 @@ def test_notes_reach_the_command(tmp_path):
         ("DirectRunner", ["gs://b/**/a.txt"], "gs://b/c", {}, "is inside `source`"),
     ],
 )
-def test_what_a_job_cannot_have(tmp_path, monkeypatch, runner, sources, output, options, message):
+def test_invalid_options_of_a_job(tmp_path, monkeypatch, runner, sources, output, options, message):
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text(text_of(30))
     with pytest.raises(UsageError, match=message):
         run.prepare_on(runner, (), sources, output, **options)
 
 
-def test_another_corpus_is_not_written_over(tmp_path, sources):
+def test_another_corpus_is_not_overwritten(tmp_path, sources):
     output = tmp_path / "c"
     corpus = prepare([str(sources)], output, **PLAIN)
     before = files_of(output)

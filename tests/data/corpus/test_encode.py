@@ -1,4 +1,4 @@
-"""Sentences have the ids that they have inside of their text."""
+"""Sentences have the same ids as inside their text."""
 
 import dataclasses
 import re
@@ -84,14 +84,14 @@ def test_sentences_are_encoded_as_in_running_text(kind, language):
     assert len(encoded.sentences) >= 4
 
 
-def test_a_sentence_that_is_cut_has_a_space_only_where_the_text_has():
+def test_a_split_sentence_only_has_the_spaces_of_the_text():
     made = _TOKENIZERS["bytes"]()
     for text in ("世" * 2500, "owl " * 300 + "owl", "世" * 995 + " \t" + "界" * 900):
         ids = encode_documents([text.encode()], made, language="zh").tokens.tolist()
         assert made.decode(ids) == " ".join(text.split())
 
 
-def test_a_piece_with_any_bit_altered_is_what_was_written_or_removed(tmp_path):
+def test_a_piece_with_an_altered_bit_is_equal_or_removed(tmp_path):
     """Whatever the library makes of sizes, offsets and kinds of packing that were not written."""
     folder = Folder(str(tmp_path))
     written = EncodedPart(

@@ -1,4 +1,4 @@
-"""Pieces of a split: nothing is lost, nothing is twice, none is empty."""
+"""Pieces of a split: nothing is lost or repeated, and no piece is empty."""
 
 import dataclasses
 
@@ -69,7 +69,7 @@ def test_a_split_of_one_block_is_itself():
     assert len(Pieces(split, Blocks(split.tokens - 1, 8, 8))) == 8
 
 
-def test_a_sentence_that_is_longer_than_a_piece_has_the_next_one_beside_it():
+def test_a_sentence_longer_than_a_piece_shares_it_with_the_next():
     split = split_from_lengths(np.array([5, 5, 900, 5, 5]), np.array([1, 1, 1, 1, 1]))
     pieces = Pieces(split, Blocks(tokens=400, lanes=4, pieces=4))
     there = [pieces[number] for number in range(len(pieces))]

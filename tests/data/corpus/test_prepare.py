@@ -1,4 +1,4 @@
-"""`prepare`: equal bytes however a corpus is made, splits that do not leak, and clear errors."""
+"""`prepare`: reproducible bytes, splits that do not leak, and clear errors."""
 
 import csv
 import io
@@ -172,7 +172,7 @@ def test_a_large_vocabulary_is_stored_in_32_bits(tmp_path, source, vocabulary):
 # --- finished, interrupted, damaged ---------------------------------------------------------------
 
 
-def test_a_finished_corpus_is_not_made_again(tmp_path, source, vocabulary, capsys):
+def test_a_finished_corpus_is_reused(tmp_path, source, vocabulary, capsys):
     def run(**changes):
         options = {"vocab_size": 120, "validation_fraction": 0.1, "workers": 1, **changes}
         return prepare([str(source)], tmp_path / "c", **options)
@@ -316,7 +316,7 @@ def test_a_damaged_piece_is_removed_and_made_again(tmp_path, source, vocabulary,
     assert files_of(made(source, tmp_path / "c", vocabulary).directory) == files_of(whole.directory)
 
 
-def test_a_source_that_changes_between_the_readings_is_refused(
+def test_a_source_that_changes_between_the_passes_is_rejected(
     tmp_path, source, vocabulary, monkeypatch
 ):
     real = decide.begun
@@ -328,7 +328,7 @@ def test_a_source_that_changes_between_the_readings_is_refused(
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_a_command_that_makes_nothing_leaves_nothing(tmp_path, monkeypatch, vocabulary):
+def test_a_failed_command_leaves_no_files(tmp_path, monkeypatch, vocabulary):
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"one\n\n\xe9 two\n")
     one = tmp_path / "one.txt"
@@ -366,7 +366,7 @@ def test_a_command_that_makes_nothing_leaves_nothing(tmp_path, monkeypatch, voca
         ({"strip_accents": True}, "`strip_accents` True must be auto, yes or no"),
     ],
 )
-def test_wrong_options_are_refused(tmp_path, source, options, message):
+def test_invalid_options_are_rejected(tmp_path, source, options, message):
     with pytest.raises(UsageError) as caught:
         prepare(**{"source": [source], "output": tmp_path / "c", "workers": 1, **options})
     assert message in str(caught.value)
@@ -383,7 +383,9 @@ def test_wrong_options_are_refused(tmp_path, source, options, message):
     ],
 )
 @pytest.mark.parametrize("trained", [True, False])
-def test_a_corpus_too_small_is_refused(tmp_path, monkeypatch, vocabulary, text, expected, trained):
+def test_a_corpus_that_is_too_small_is_rejected(
+    tmp_path, monkeypatch, vocabulary, text, expected, trained
+):
     """Before anything is trained or encoded."""
     monkeypatch.setattr(training, "train_wordpiece", None)
     monkeypatch.setattr(encode, "encode_documents", None)
@@ -395,7 +397,7 @@ def test_a_corpus_too_small_is_refused(tmp_path, monkeypatch, vocabulary, text, 
     assert "a.txt: " in str(caught.value) and expected in str(caught.value)
 
 
-def test_an_output_within_a_source_is_refused(tmp_path, source):
+def test_an_output_inside_a_source_is_rejected(tmp_path, source):
     folder = tmp_path / "texts"
     folder.mkdir()
     shutil.copy(source, folder)
@@ -415,7 +417,7 @@ def test_a_glob_does_not_read_the_files_of_the_corpus(tmp_path, source):
     assert found.manifest["counts"] == alone.manifest["counts"]
 
 
-def test_two_at_once_on_one_output(tmp_path, source, vocabulary):
+def test_two_commands_with_the_same_output(tmp_path, source, vocabulary):
     output = tmp_path / "corpus"
     refused = pytest.raises(UsageError, match=rf"process {os.getpid()} on .* is writing {output}; ")
     with file_lock.hold(output / ".lock"), refused:
@@ -427,7 +429,7 @@ def test_two_at_once_on_one_output(tmp_path, source, vocabulary):
     assert sorted(path.name for path in output.iterdir()) == names
 
 
-def test_a_folder_with_other_things_is_not_written_to(tmp_path, source):
+def test_a_folder_with_other_files_is_not_overwritten(tmp_path, source):
     (tmp_path / "c/train").mkdir(parents=True)
     (tmp_path / "c/train/mine").write_text("precious")
     (tmp_path / "file").write_text("precious")
@@ -508,7 +510,7 @@ def test_no_document_is_in_both_splits(tmp_path, vocabulary, monkeypatch):
 # --- documents of other corpora -------------------------------------------------------------------
 
 
-def test_documents_of_known_corpora_are_left_out(tmp_path, vocabulary, capsys):
+def test_documents_of_known_corpora_are_skipped(tmp_path, vocabulary, capsys):
     """Those of both splits, spelled differently, and also of a corpus that left out others."""
     texts = text_of(300).rstrip("\n").split("\n\n")
     places = []
@@ -533,7 +535,7 @@ def test_documents_of_known_corpora_are_left_out(tmp_path, vocabulary, capsys):
         made(tmp_path / "0.txt", tmp_path / "none", vocabulary, known=places)
 
 
-def test_a_known_corpus_must_be_whole_and_compare_documents_alike(tmp_path, source, vocabulary):
+def test_a_known_corpus_must_be_complete_and_comparable(tmp_path, source, vocabulary):
     made(source, tmp_path / "c", vocabulary)
     with pytest.raises(UsageError, match=r"`known` .*: only one of the two corpora"):
         made(source, tmp_path / "d", Path("characters"), known=[tmp_path / "c"])

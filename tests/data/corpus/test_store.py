@@ -69,7 +69,7 @@ def read_back(split, tokenizer):
     return documents
 
 
-def test_what_was_written_is_read(built):
+def test_a_written_corpus_is_read(built):
     folder, documents = built
     corpus = open_corpus(folder, verify=SPLITS)
     tokenizer = load_tokenizer(folder / "tokenizer")
@@ -141,7 +141,7 @@ def test_altered_bytes_are_found_by_checksum(corpus_folder, name):
     open_corpus(corpus_folder, verify=set(SPLITS) - {name.split("/")[0]})
 
 
-def test_a_shard_that_is_no_array_is_named(corpus_folder):
+def test_a_shard_that_is_not_an_array_is_named(corpus_folder):
     file = corpus_folder / "train/00000.tokens.npy"
     file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(DataDamaged, match="is not a NumPy array"):
@@ -156,7 +156,7 @@ def test_a_shard_that_is_no_array_is_named(corpus_folder):
         None,  # not there
     ],
 )
-def test_another_tokenizer_is_refused(corpus_folder, tmp_path, tokens):
+def test_another_tokenizer_is_rejected(corpus_folder, tmp_path, tokens):
     folder = corpus_folder / "tokenizer"
     shutil.rmtree(folder)
     if tokens:
@@ -169,7 +169,7 @@ def test_another_tokenizer_is_refused(corpus_folder, tmp_path, tokens):
         assert f"{len(tokens)} tokens" in str(caught.value)
 
 
-def test_what_is_no_corpus_is_refused(tmp_path):
+def test_a_folder_without_a_corpus_is_rejected(tmp_path):
     (tmp_path / "file").touch()
     no_corpus = r"is not a corpus: it has no corpus\.json"
     a_file = "is a file, but a corpus is a folder"
@@ -184,7 +184,7 @@ def test_what_is_no_corpus_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format_version": 1', "\xff"])
-def test_a_manifest_that_cannot_be_read_is_refused(corpus_folder, text):
+def test_an_unreadable_manifest_is_rejected(corpus_folder, text):
     (corpus_folder / "corpus.json").write_text(text, encoding="latin-1")
     with pytest.raises(DataDamaged, match=r"corpus\.json cannot be read"):
         open_corpus(corpus_folder)
@@ -199,7 +199,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(corpus_folder, text):
         (lambda m: m.update(format_version=99), UsageError, "format 99"),
     ],
 )
-def test_an_altered_manifest_is_refused(corpus_folder, change, error, message):
+def test_an_altered_manifest_is_rejected(corpus_folder, change, error, message):
     file = corpus_folder / "corpus.json"
     manifest = json.loads(file.read_text())
     change(manifest)

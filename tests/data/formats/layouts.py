@@ -1,4 +1,4 @@
-"""One text in every format that `prepare` reads, and records of each format that are bad."""
+"""The same text in every format that `prepare` reads, and bad records of each format."""
 
 import bz2
 import csv

@@ -1,4 +1,4 @@
-"""Every format: one text is one text, exactly the bad record is lost, and damage is named."""
+"""Every format: equal text in all formats, only bad records are skipped, and damage is reported."""
 
 import csv
 import gzip
@@ -90,7 +90,7 @@ def test_one_text_is_the_same_in_every_format_packing_and_place(tmp_path, memory
 
 
 @pytest.mark.parametrize(("name", "kind"), [(n, k) for n in BAD for k in range(len(BAD[n]))])
-def test_exactly_the_bad_record_is_lost(tmp_path, name, kind):
+def test_only_bad_records_are_skipped(tmp_path, name, kind):
     place = 2
     found = ["".join(t.split()) if name == "a.fasta" else t for t in texts(5, 1)]
     write_with(tmp_path / name, found, {place: BAD[name][kind]})
@@ -168,12 +168,12 @@ def test_damage_of_a_packed_file_is_named(tmp_path, packing):
         ("a.txt", warc("warcinfo", b"a"), "is a WARC file: rename it to end in .warc or .wet"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named(tmp_path, name, content, expected):
+def test_errors_in_files_are_named(tmp_path, name, content, expected):
     (tmp_path / name).write_bytes(content)
     assert name in (message := refusal(tmp_path / name)) and expected in message
 
 
-def test_a_csv_is_bad_from_an_open_quote_on(tmp_path):
+def test_a_csv_is_bad_after_an_unclosed_quote(tmp_path):
     """Also where bad records are left out: how many rows the quote has taken is not known."""
     (tmp_path / "a.csv").write_text('n,text\n1,a\n2,"open\n' + "3,y\n" * 9)
     findings = Findings()
@@ -205,7 +205,7 @@ def test_the_separator_of_a_csv_is_the_one_that_makes_a_column_of_the_field(
         ("a.tsv", None, 'x\ttext\n1\t"One.\n2\tTwo" "more.\n'),
     ],
 )
-def test_quotes_are_letters_or_not(tmp_path, name, quoting, text):
+def test_quotes_are_quotes_or_ordinary_characters(tmp_path, name, quoting, text):
     (tmp_path / name).write_text(text)
     assert read(tmp_path / name, quoting=quoting) == ['"One.', 'Two" "more.']
 
@@ -328,7 +328,7 @@ def test_documents_and_paragraphs_of_plain_text(tmp_path):
 
 @pytest.mark.parametrize("character", ["a", "é", "漢", "😀"])
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
-def test_what_is_long_is_cut_alike_in_every_format(tmp_path, monkeypatch, name, character):
+def test_long_text_is_split_equally_in_every_format(tmp_path, monkeypatch, name, character):
     monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 64)
     monkeypatch.setattr(document, "LONGEST_DOCUMENT_BYTES", 200)
     words = ["x" * (1 + i % 9) for i in range(40)]
@@ -348,7 +348,7 @@ def test_what_is_long_is_cut_alike_in_every_format(tmp_path, monkeypatch, name, 
         assert [w for d in found for p in d for w in p.split()][: len(words)] == words
 
 
-def test_a_bad_end_of_a_line_that_is_cut_is_no_text(tmp_path, monkeypatch):
+def test_undecodable_bytes_in_a_split_line_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 64)
     (tmp_path / "a.txt").write_bytes(b"The cat.\n\n" + b"a " * 30 + b"caf\xe9")
     findings = Findings()
@@ -422,7 +422,7 @@ def test_bytes_of_no_letter_are_not_read_as_utf8(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["cp12521", "base64", "rot13", "punycode"])
-def test_an_encoding_that_is_none_of_text_is_refused(name):
+def test_an_encoding_that_is_not_for_text_is_rejected(name):
     SourceOptions(encoding="koi8-r")
     with pytest.raises(UsageError, match=f"`encoding` {name} is not a text encoding"):
         SourceOptions(encoding=name)
@@ -531,9 +531,7 @@ def test_a_custom_format_gets_a_path_and_bytes(tmp_path, monkeypatch, error):
         (["a.parquet", "b.txt.zst"], "needs pyarrow and zstandard: pip install"),
     ],
 )
-def test_a_package_that_is_not_installed_is_named_before_anything_is_read(
-    tmp_path: Path, monkeypatch, names, expected
-):
+def test_a_missing_package_is_named_before_reading(tmp_path: Path, monkeypatch, names, expected):
     for package in ("pyarrow", "zstandard"):
         monkeypatch.setitem(sys.modules, package, None)
     for name in names:

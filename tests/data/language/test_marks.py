@@ -1,4 +1,4 @@
-"""Text in other scripts keeps its marks, its letters and its predictions."""
+"""Text in non-Latin scripts keeps its marks, its letters and its predictions."""
 
 import dataclasses
 import json
@@ -62,7 +62,7 @@ _MOST = {
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 @pytest.mark.parametrize("code", _PHRASES)
-def test_no_mark_is_lost_unless_it_is_asked_for(tmp_path, kind, code, caplog):
+def test_marks_are_kept_by_default(tmp_path, kind, code, caplog):
     lines = _lines(_PHRASES[code], 160)
     sizes = (150, 150) if kind == "wordpiece" else _MOST[code]
     options = {"tokenizer": kind, "language": code, "workers": 1, "validation_fraction": 0.2}
@@ -99,7 +99,7 @@ def test_no_mark_is_lost_unless_it_is_asked_for(tmp_path, kind, code, caplog):
     assert "are kept" not in caplog.text
 
 
-def test_english_strips_them_as_ever(tmp_path, caplog):
+def test_english_strips_marks(tmp_path, caplog):
     lines = ["The cat sat on the mat and the dog saw it from afar."] * 11 + ["A café, perhaps."]
     lines = [f"{line} Number {i}." for i, line in enumerate(lines * 20)]
     corpus = prepare([_source(tmp_path, lines)], tmp_path / "c", vocab_size=200, workers=1,
@@ -116,7 +116,7 @@ def test_english_strips_them_as_ever(tmp_path, caplog):
     assert tokenizer.lowercase and "é" in tokenizer.decode(tokenizer.encode("CAFÉ"))
 
 
-def test_words_that_lose_a_mark_are_counted_as_they_are_read():
+def test_words_that_lose_a_mark_are_counted():
     for text, total, losing in [
         ("für die Größe", 3, 2),
         ("がぎく", 3, 2),

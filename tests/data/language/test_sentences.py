@@ -1,4 +1,4 @@
-"""Languages other than English: sentences, codes, and what letters say of a text."""
+"""Languages other than English: sentences, codes, and guessing the language of a text."""
 
 import re
 
@@ -162,7 +162,7 @@ def test_a_paragraph_without_stops_is_cut_at_spaces():
 
 
 @pytest.mark.parametrize("code", ["en", "kk", "de", "ru", "el", "ja", "zh"])
-def test_no_white_space_stops_the_segmenter(code):
+def test_all_white_space_is_accepted_by_the_segmenter(code):
     """It panics at white space of several bytes before a stop, by some rules after a stop, too."""
     for text in ("J\u00a0. Smith", "J .\u2009.;", " \u00a0.J\u3000.", "\u2009" * 50_000):
         split_sentences(text, code)
@@ -182,7 +182,7 @@ def test_codes_as_people_write_them(given, code):
     [("german", "German (de)"), ("Japanise", "Japanese (ja)"), ("hindi", "Hindi (hi)"),
      ("", "such as de, ja or th"), ("???", "such as de, ja or th")],
 )  # fmt: skip
-def test_an_unknown_code_is_refused_with_the_nearest(given, meant):
+def test_an_unknown_code_is_rejected_with_a_suggestion(given, meant):
     with pytest.raises(UsageError, match=re.escape(meant)):
         codes.canonical(given)
 
@@ -207,7 +207,7 @@ def test_every_language_that_is_named_or_guessed_has_a_code():
         ("Lorem ipsum dolor sit amet consectetur adipiscing.", "en"),
     ],
 )  # fmt: skip
-def test_the_letters_and_words_say_which_language_it_is(text, code):
+def test_letters_and_words_determine_the_language(text, code):
     assert guess.guess(text) == code
 
 

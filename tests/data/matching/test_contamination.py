@@ -1,4 +1,4 @@
-"""Test sets whose text is in the sources: all that were planted are found, named and removed."""
+"""Test sets with text in the sources: planted records are found, reported and removed."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ def test_sets(tmp_path):
     return long, short
 
 
-def test_a_record_that_cannot_be_read_is_no_record_that_is_not_there(test_sets, tmp_path):
+def test_a_bad_record_of_a_test_set_is_an_error(test_sets, tmp_path):
     """Bad records are left out of the text alone: its test set would stay in it."""
     (tmp_path / "text.txt").write_text("\n\n".join(test_sets[0]) + "\n")
     with (tmp_path / "long.jsonl").open("a") as file:
@@ -46,7 +46,7 @@ def test_a_record_that_cannot_be_read_is_no_record_that_is_not_there(test_sets, 
         )
 
 
-def test_what_was_planted_is_found_named_and_removed(test_sets, tmp_path, capsys):
+def test_planted_records_are_found_named_and_removed(test_sets, tmp_path, capsys):
     long, short = test_sets
     draw = random.Random(4)
     # Spelt otherwise; cut to 13 words; to 12, which is too few; a whole short one; a part of one.
@@ -90,13 +90,13 @@ def test_what_was_planted_is_found_named_and_removed(test_sets, tmp_path, capsys
         prepare([str(tmp_path / "text.txt")], tmp_path / "c", **options, decontaminate=sets[:1])
 
 
-def test_a_set_of_short_records_is_refused(tmp_path):
+def test_a_set_of_short_records_is_rejected(tmp_path):
     (tmp_path / "short.txt").write_text("one two three\nfour\n")
     with pytest.raises(UsageError, match="no record has 8 words or more"):
         Contamination([str(tmp_path / "short.txt")], SourceOptions())
 
 
-def test_what_is_found_in_a_file_that_is_left_out_does_not_count(test_sets, tmp_path, capsys):
+def test_matches_in_skipped_files_do_not_count(test_sets, tmp_path, capsys):
     long, _ = test_sets
     draw = random.Random(5)
     folder = tmp_path / "texts"
@@ -131,7 +131,7 @@ def test_a_word_without_spaces_has_several_characters(letters, enough, tmp_path)
     assert is_in(record[7 : 7 + enough]) and not is_in(record[7 : 6 + enough])
 
 
-def test_all_held_out_splits_of_a_folder_are_looked_for(tmp_path, capsys):
+def test_all_held_out_splits_of_a_folder_are_compared(tmp_path, capsys):
     """A benchmark as the hub has it: `validation` and `test`, in whose `train` nobody is scored."""
     draw = random.Random(5)
     of = {split: [text(20, draw) for _ in range(4)] for split in ("train", "validation", "test")}

@@ -1,4 +1,4 @@
-"""Nearly equal documents are found as the exact comparison of all pairs finds them."""
+"""Near duplicates agree with an exact comparison of all pairs."""
 
 import hashlib
 import random
@@ -40,7 +40,7 @@ def runs_by_python(text: str, length: int) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_runs_of_words_are_those_of_the_text(length):
+def test_n_grams_are_those_in_the_text(length):
     for text in TEXTS:
         wanted = runs_by_python(text, length)
         found = set(shingles(words(text), length).tolist())
@@ -71,7 +71,7 @@ def planted() -> list[str]:
 
 
 @pytest.mark.parametrize("similarity", [0.9, 0.8, 0.7, 0.5, 0.3])
-def test_planted_copies_are_found_as_by_all_pairs(similarity):
+def test_planted_copies_are_found_as_by_comparing_all_pairs(similarity):
     texts = planted()
     signer = Signer(similarity)
     for text in texts:
@@ -129,7 +129,7 @@ def test_near_duplicates_are_dropped_and_counted(text, tmp_path):
         prepare([str(text)], tmp_path / "near", **options)
 
 
-def test_rensa_is_asked_for(text, tmp_path, monkeypatch):
+def test_a_missing_rensa_is_reported(text, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"needs rensa: pip install 'rensa"):
         prepare([str(text)], tmp_path / "c", near_duplicates=0.8)

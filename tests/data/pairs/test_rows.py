@@ -70,7 +70,7 @@ def test_each_kind_cuts_as_its_paper_does():
         assert query.tolist() == document.tolist() and len(query) <= room / 2
 
 
-def test_crops_are_drawn_by_the_key_alone():
+def test_crops_only_depend_on_the_key():
     first, again, other = (read("crops", plan_of("crops", key=key)) for key in (5, 5, 6))
     assert (first["input_ids"] == again["input_ids"]).all()
     assert (first["input_ids"] != other["input_ids"]).any()
@@ -78,7 +78,7 @@ def test_crops_are_drawn_by_the_key_alone():
     assert len(set(lengths)) > 5  # drawn between a twentieth and a half
 
 
-def test_a_split_without_pairs_is_refused():
+def test_a_split_without_pairs_is_rejected():
     single = split_from_lengths(np.array([1, 1]), np.array([1, 1]))
     for kind in ("crops", "title_body"):
         with pytest.raises(UsageError, match="long enough for a pair"):

@@ -1,4 +1,4 @@
-"""Batches of a split that is planned in pieces, a block of them at a time."""
+"""Batches of a split that is planned in pieces, one block at a time."""
 
 import dataclasses
 import itertools
@@ -114,7 +114,7 @@ def test_a_pass_sees_nearly_all_rows_once(kind):
 
 
 @pytest.mark.usefixtures("nothing_ahead")
-def test_a_host_plans_the_pieces_of_its_rows_alone(monkeypatch):
+def test_a_host_only_plans_the_pieces_of_its_rows(monkeypatch):
     planned: list[int] = []
     take = Pieces.__getitem__
     monkeypatch.setattr(Pieces, "__getitem__", lambda self, n: planned.append(n) or take(self, n))
@@ -171,7 +171,7 @@ def test_batches_are_as_varied_as_independent_draws_from_a_block():
     assert np.mean(ratios) <= 1.1 and np.mean(places) <= 1.1
 
 
-def test_sentences_that_are_cut_are_said_once(capsys):
+def test_split_sentences_are_noted_once(capsys):
     pipeline = made(DataConfig(rows="full_sentences"))
     for step in range(0, 200, 20):
         pipeline.batch_at(step, range(ROWS))

@@ -1,4 +1,4 @@
-"""Masked tokens: how many, which, and what stands in their place."""
+"""Masked tokens: their number, selection and replacements."""
 
 import math
 
@@ -87,7 +87,7 @@ def test_special_tokens_are_never_predicted_wherever_they_stand():
     assert not np.isin(targets, [SPECIAL.cls, SPECIAL.sep, SPECIAL.mask, SPECIAL.pad]).any()
 
 
-def test_rows_with_too_few_candidates_predict_what_they_have():
+def test_rows_with_too_few_candidates_predict_all_of_them():
     lengths = np.array([5, 5])
     ids = make_rows(lengths, 8)
     ids[1, [1, 3]] = SPECIAL.mask
@@ -156,7 +156,7 @@ def test_every_position_is_as_likely():
         assert within(count, 20_000, 10 * 9 / (61 * 60))
 
 
-def test_a_row_depends_on_its_own_number_alone():
+def test_a_row_only_depends_on_its_number():
     lengths = np.array([128, 90, 17, 64] * 8)
     ids = make_rows(lengths, 128)
     whole = mask(ids, lengths, first=1000)
@@ -165,7 +165,7 @@ def test_a_row_depends_on_its_own_number_alone():
         assert np.array_equal(array[10:20], part[name])
 
 
-def test_a_run_says_that_it_has_too_little_room(corpus, tmp_path, monkeypatch, capsys):
+def test_a_run_warns_about_too_few_prediction_slots(corpus, tmp_path, monkeypatch, capsys):
     from bert_jax.__main__ import main
     from bert_jax.errors import UsageError
 

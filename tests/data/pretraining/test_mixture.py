@@ -1,4 +1,4 @@
-"""Batches of several sources: whose row each is, that they are pure, and that pairs stay apart."""
+"""Batches of several sources: the source of each row, purity, and pairs within one source."""
 
 import dataclasses
 import itertools
@@ -101,7 +101,7 @@ def test_a_batch_has_the_shares_and_no_row_two_sources(options):
     assert np.abs(found.cumsum(0) - exact * np.arange(1, 41)[:, None]).max() < 1
 
 
-def test_without_weights_sizes_say_and_a_temperature_evens_them_out():
+def test_default_weights_are_sizes_smoothed_by_a_temperature():
     tokens = np.array([corpus.train.tokens for corpus in SOURCES.values()])
     for temperature in (1.0, 3.0, 1e9):
         total = counts(made(options=DataConfig(source_temperature=temperature)), range(40)).sum(0)
@@ -123,7 +123,7 @@ def test_any_hosts_at_any_time_make_the_same_batches(options):
             assert_same(joined, expected[step])
 
 
-def test_many_sources_are_those_that_are_asked_one_by_one(monkeypatch):
+def test_many_sources_equal_separately_planned_sources(monkeypatch):
     many = {f"s{i:02}": corpus_of(i, 5 + i % 7) for i in range(60)}
     together = [made(many).batch_at(step, range(ROWS)) for step in (0, 1, 39)]
     monkeypatch.setattr(mixture, "_TOGETHER", 0)
@@ -136,7 +136,7 @@ def test_many_sources_are_those_that_are_asked_one_by_one(monkeypatch):
         assert_same(alone.batch_at(step, range(ROWS)), expected)
 
 
-def test_the_first_source_has_the_rows_that_it_has_alone():
+def test_the_first_source_has_the_same_rows_without_others():
     """Its k-th row is its k-th row in a run of its own, bit for bit."""
     plain = Pipeline(
         SOURCES["code"].train, collator=MLM_NSP, vocabulary=Vocabulary(SPECIAL, 10**6),
@@ -149,7 +149,7 @@ def test_the_first_source_has_the_rows_that_it_has_alone():
     assert plain.epochs(40) == {}
 
 
-def test_phases_may_have_weights_of_their_own_and_epochs_are_counted():
+def test_phases_may_have_weights_and_epochs_are_counted():
     phases = (PHASE, dataclasses.replace(PHASE, sequence_length=48))
     each = [DataConfig(source_weights=text) for text in ("code=1,talk=1", "code=0,talk=1")]
     two = {name: SOURCES[name] for name in ("code", "talk")}
@@ -188,7 +188,7 @@ def test_weights_must_name_the_sources(weights: str):
         made(options=DataConfig(source_weights=weights))
 
 
-def test_what_goes_together():
+def test_compatible_corpora():
     one, other = SOURCES["code"], SOURCES["talk"]
     for change, said in (
         (
@@ -201,6 +201,6 @@ def test_what_goes_together():
             mixed({"a": one, "b": dataclasses.replace(other, **change)})
 
 
-def test_a_mixture_of_no_corpus_is_refused():
+def test_a_mixture_without_corpora_is_rejected():
     with pytest.raises(UsageError, match="no corpus is named"):
         open_corpora({})

@@ -1,4 +1,4 @@
-"""Sequences that share rows of pre-training: unpacked rows rearranged, and nothing leaks."""
+"""Packed pre-training rows: they rearrange unpacked rows, and sequences do not leak."""
 
 import collections
 import dataclasses
@@ -109,7 +109,7 @@ def sequences_of(batch: Batch, objective: str = "mlm+nsp") -> collections.Counte
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 20), max_size=60), st.integers(1, 6))
-def test_each_sequence_has_its_place(lengths, most):
+def test_each_sequence_has_its_position(lengths, most):
     lengths = np.array(lengths, np.int64)
     packing = best_fit(lengths, length=20, most=most)
     assert sorted(packing.examples) == list(range(len(lengths)))
@@ -237,7 +237,7 @@ def test_a_batch_is_a_function_of_its_step():
             assert array.tobytes() == whole[name].tobytes(), (step, name)
 
 
-def test_every_row_has_room_for_its_predictions():
+def test_every_row_has_slots_for_its_predictions():
     """Also where nearly every sequence is rounded up."""
     for rate, length in itertools.product((0.02, 0.1, 0.15, 0.3, 0.5), (16, 32, 128)):
         phase = PhaseConfig(sequence_length=length)
@@ -377,7 +377,7 @@ def outputs_of_sequences(outputs, batch: Batch) -> list[dict[str, np.ndarray]]:
 
 
 @each_model
-def test_outputs_and_gradients_are_those_of_rows_apart(objective, block, attention, states):
+def test_outputs_and_gradients_equal_those_of_separate_rows(objective, block, attention, states):
     params, function = compiled(objective, block, attention, states)
     (apart, together) = two_batches(objective)
     results = [jax.device_get(function(params, batch)) for batch in (apart, together)]
@@ -396,7 +396,7 @@ def test_outputs_and_gradients_are_those_of_rows_apart(objective, block, attenti
 
 
 @each_model
-def test_no_sequence_sees_another_one(objective, block, attention, states):
+def test_sequences_do_not_attend_to_each_other(objective, block, attention, states):
     """Other tokens in one sequence of each row change no bit of what comes out of the others."""
     params, function = compiled(objective, block, attention, states)
     _, batch = two_batches(objective)
@@ -427,7 +427,7 @@ def config(**phase) -> TrainConfig:
     return TrainConfig(data=PACKED, phases=phases)
 
 
-def test_room_follows_the_length():
+def test_slots_scale_with_the_length():
     found = validate(complete(config())).phases
     assert [(p.max_sequences, p.max_predictions) for p in found] == [(3, 20), (8, 81)]
     assert complete(complete(config())) == complete(config())
@@ -448,13 +448,13 @@ def test_room_follows_the_length():
         ({"max_sequences": 3}, "none", "max_sequences is 3, but no rows are packed"),
     ],
 )
-def test_what_cannot_be_is_named(phase, packing, message):
+def test_invalid_settings_are_named(phase, packing, message):
     changed = dataclasses.replace(config(**phase), data=DataConfig(packing=packing))
     with pytest.raises(UsageError, match=rf"phases\.0\.{message}"):
         validate(complete(changed))
 
 
-def test_what_cannot_be_placed_is_named():
+def test_arrays_that_cannot_be_packed_are_named():
     batch = {
         "sequence_ids": np.ones((2, 4), np.int32),
         "mlm_weights": np.ones((2, 3), np.float32),
@@ -469,7 +469,7 @@ def test_what_cannot_be_placed_is_named():
         place(parts, np.array([1, 1]), fields=fields | {"extra": Field("7", np.float32)}, **sizes)
 
 
-def test_evaluation_packs_nothing():
+def test_evaluation_is_not_packed():
     """Its batches are those of a run that is not packed: their figures can be compared."""
     packed = complete(config())
     unpacked = complete(dataclasses.replace(packed, data=DataConfig(), phases=config().phases))

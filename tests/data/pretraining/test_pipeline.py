@@ -1,4 +1,4 @@
-"""Batches: the table, purity, epochs, phases, the evaluation set, tf.data."""
+"""Batches: fields, purity, epochs, phases, the evaluation set, tf.data."""
 
 import dataclasses
 import itertools
@@ -108,7 +108,7 @@ def rows_of_plan(split: Split, plan: SpanPlan) -> set[tuple[int, ...]]:
 # --- one batch -----------------------------------------------------------------------------------
 
 
-def test_batches_keep_the_table():
+def test_batches_have_the_documented_fields():
     split = make_split()
     pipeline = make_pipeline(split)
     for step in (0, 1, 99):
@@ -147,7 +147,7 @@ def test_ranges_of_rows_make_up_the_batch():
     assert_same(pipeline.batch_at(7, range(4, 9)), {k: v[4:9] for k, v in whole.items()})
 
 
-def test_a_batch_touches_no_batch_before_it():
+def test_a_batch_does_not_modify_earlier_batches():
     split = make_split()
     forwards = make_pipeline(split)
     batches = [forwards.batch_at(step, range(16)) for step in range(100)]
@@ -208,7 +208,7 @@ def test_an_epoch_shows_every_pair_of_its_plan_once():
     assert len(set(second)) > 0.9 * len(second)
 
 
-def test_masks_are_fresh_every_epoch_and_phase():
+def test_masks_differ_in_every_epoch_and_phase():
     """A corpus of two documents of one sentence each has the same two pairs in every epoch."""
     split = split_from_lengths(np.array([14, 14]), np.array([1, 1]), vocab_size=None)
     phase = PhaseConfig(sequence_length=32, steps=50, global_batch_size=2, max_predictions=5)
@@ -339,7 +339,7 @@ def test_the_next_epoch_is_planned_ahead(monkeypatch):
 # --- evaluation ----------------------------------------------------------------------------------
 
 
-def test_evaluation_ends_in_rows_of_no_weight():
+def test_evaluation_ends_with_rows_of_weight_zero():
     split = make_split()
     evaluation = make_evaluation(split)
     assert (evaluation.num_examples, evaluation.num_batches) == (50, 4)
@@ -386,7 +386,7 @@ def test_one_document_is_not_enough(make: Callable):
         make(split)
 
 
-def test_room_for_predictions_follows_the_rate_unless_it_is_set():
+def test_prediction_slots_follow_the_mask_rate_by_default():
     split = make_split()
 
     def rows(max_predictions, **options):
@@ -408,7 +408,7 @@ def test_room_for_predictions_follows_the_rate_unless_it_is_set():
     )
 
 
-def test_a_phase_may_have_a_mask_rate_of_its_own():
+def test_a_phase_may_override_the_mask_rate():
     """Its batches are those of a run at that rate; those of the other phase stay as they are."""
     split = make_split()
 

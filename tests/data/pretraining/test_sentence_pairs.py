@@ -1,4 +1,4 @@
-"""Sentence pairs: equal to the original algorithm, and with its statistics."""
+"""Sentence pairs: equal to the original algorithm, and to its statistics."""
 
 import itertools
 import math

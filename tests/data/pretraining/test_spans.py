@@ -1,4 +1,4 @@
-"""Rows without next sentences: equal to the originals restated, row by row."""
+"""Rows without next sentence prediction: equal to reference implementations, row by row."""
 
 import dataclasses
 
@@ -92,7 +92,7 @@ def test_equals_the_original_in_corner_cases(kind, sentences, documents):
 
 
 @each_kind
-def test_the_middle_of_a_corpus_makes_rows_of_its_own(kind):
+def test_the_middle_of_a_corpus_makes_valid_rows(kind):
     """A split whose first sentence is not the first of the shard: the doctor looks at such."""
     split = random_split(30, vocab_size=None)
     first, last = split.document_starts[[10, 20]]

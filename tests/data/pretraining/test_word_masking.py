@@ -1,4 +1,4 @@
-"""Whole words and spans: which tokens are chosen, and that words are found in every vocabulary."""
+"""Whole-word and span masking: chosen tokens, and words in every kind of vocabulary."""
 
 import numpy as np
 import pytest
@@ -144,7 +144,7 @@ def test_span_lengths_are_geometric():
     assert drawn.mean() == pytest.approx(3.797, abs=0.02)
 
 
-def test_a_span_is_replaced_alike_and_a_word_piece_by_piece():
+def test_spans_are_replaced_as_a_whole_and_words_by_piece():
     ids, lengths = rows_of(4000)
     for kind in _KINDS:
         found, positions = masked(kind, ids, lengths)
@@ -164,7 +164,7 @@ def test_a_span_is_replaced_alike_and_a_word_piece_by_piece():
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_a_row_depends_on_its_number_alone(kind):
+def test_a_row_only_depends_on_its_number(kind):
     ids, lengths = rows_of(64)
     whole, _ = masked(kind, ids, lengths)
     part, _ = masked(kind, ids[40:], lengths[40:], first=40)

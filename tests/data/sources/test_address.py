@@ -1,4 +1,4 @@
-"""Sources at addresses: in memory, in a bucket on this machine, on a web server, in a hub."""
+"""Sources at addresses: in memory, in a local bucket, on a web server, on a hub."""
 
 import functools
 import gzip
@@ -76,7 +76,7 @@ def test_one_fingerprint(tmp_path, memory, bucket):
     ["/data/../up.txt", "/data/a/../../up.txt", "/data/a//b.txt", "/data/a\nb.txt", "/other/a.txt"],
 )
 @pytest.mark.parametrize("source", ["memory://data", "memory://data/*.txt"])
-def test_a_name_that_leads_out_of_its_folder_is_refused(monkeypatch, memory, name, source):
+def test_a_name_that_leads_out_of_its_folder_is_rejected(monkeypatch, memory, name, source):
     memory.pipe_file("/data/good.txt", b"text")
     found = {path: {"type": "file"} for path in ("/data/good.txt", name)}
     monkeypatch.setattr(MemoryFileSystem, "find", lambda *_, **__: list(found))
@@ -97,7 +97,7 @@ def test_a_name_that_leads_out_of_its_folder_is_refused(monkeypatch, memory, nam
         ("memory://pictures", "memory://pictures: no .txt, "),
     ],
 )
-def test_what_is_not_there_is_one_line(tmp_path, memory, bucket, source, said, capsys):
+def test_a_missing_file_is_a_one_line_error(tmp_path, memory, bucket, source, said, capsys):
     memory.pipe_file("/pictures/a.png", b"")
     assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
     err = capsys.readouterr().err
@@ -159,7 +159,7 @@ class _Broken(MemoryFileSystem):
     ],
     ids=str,
 )
-def test_a_failure_on_the_way_is_no_damage(monkeypatch, memory, ending, error, kind):
+def test_a_network_failure_is_not_damage(monkeypatch, memory, ending, error, kind):
     text = "\n\n".join(texts(300)).encode()
     memory.pipe_file(f"/a.txt{ending}", PACKERS[ending](text) if ending else text)
     monkeypatch.setattr(_Broken, "error", error)
@@ -169,7 +169,7 @@ def test_a_failure_on_the_way_is_no_damage(monkeypatch, memory, ending, error, k
     assert "damaged" not in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_bucket_is_asked_for_large_pieces(bucket):
+def test_a_bucket_is_read_in_large_blocks(bucket):
     """Whatever unpackers ask for."""
     fsspec.filesystem("gs").pipe_file("bucket/once.jsonl.gz", PACKERS[".gz"](b"x" * 3_000_000))
     control(bucket)
@@ -178,7 +178,7 @@ def test_a_bucket_is_asked_for_large_pieces(bucket):
     assert control(bucket).get("media", 0) == 1
 
 
-def test_a_bucket_that_fails_once_is_asked_again(bucket):
+def test_a_failed_bucket_request_is_repeated(bucket):
     far = fsspec.filesystem("gs")
     far.pipe_file("bucket/again/a.txt", "\n\n".join(texts(30)).encode())
     control(bucket, faults={"media": [503, 2]})
@@ -218,12 +218,12 @@ def test_a_data_set_of_the_hub(monkeypatch, memory, source):
         ("hf:org/name:en", "is not a data set: write hf:OWNER/NAME"),
     ],
 )
-def test_other_names_are_answered_with_what_to_type(source, message):
+def test_other_names_are_answered_with_the_right_spelling(source, message):
     with pytest.raises(UsageError, match=message):
         list(read_documents([source]))
 
 
-def test_a_hub_that_may_not_be_asked(monkeypatch):
+def test_an_offline_hub(monkeypatch):
     """It is no failure of the network, which would come back."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -236,7 +236,7 @@ def test_a_hub_that_may_not_be_asked(monkeypatch):
         list(read_documents(["hf:org/name"]))
 
 
-def test_a_bare_name_is_answered_with_what_to_type(tmp_path, monkeypatch, capsys):
+def test_a_bare_name_is_answered_with_the_right_spelling(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["prepare", "--source", "org/name", "--output", "corpus"]) == 2
     assert capsys.readouterr().err.endswith("write hf:org/name\n")

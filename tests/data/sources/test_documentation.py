@@ -50,7 +50,7 @@ def machine(tmp_path, monkeypatch):
     module.documentation.cache_clear()
 
 
-def test_one_document_a_topic_or_module_and_no_paragraph_twice(machine):
+def test_one_document_per_topic_or_module_without_repeated_paragraphs(machine):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = list(read_documents(["docs:"]))
@@ -67,7 +67,7 @@ def test_one_document_a_topic_or_module_and_no_paragraph_twice(machine):
     ]
 
 
-def test_a_machine_without_source_files_is_refused(tmp_path, monkeypatch):
+def test_a_machine_without_source_files_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(module.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     monkeypatch.setattr(sys, "path", [])
     module.documentation.cache_clear()

@@ -1,5 +1,5 @@
-"""A data set of the hub by the hub's own client, from a server of this process that answers as the
-hub does: what of its protocol (https://huggingface.co/docs/hub/api) reading takes.
+"""A data set read by the hub's client from a local server, which implements the parts of the hub's
+protocol (https://huggingface.co/docs/hub/api) that reading needs.
 """
 
 import json
@@ -108,7 +108,7 @@ def test_a_data_set_of_the_hub_is_the_text_of_its_files(tmp_path, hub):
     assert open_corpus(tmp_path / "c").fingerprint == here.fingerprint
 
 
-def test_a_data_set_that_is_not_there_is_one_line(tmp_path, hub):
+def test_a_missing_data_set_is_a_one_line_error(tmp_path, hub):
     for name in ("org/none", "org/name/none"):
         done = _prepared(hub, tmp_path / "c", "--source", f"hf:{name}")
         assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Sources: files of folders and globs, standard input, data sets of TensorFlow."""
+"""Sources: files of folders and globs, standard input, TensorFlow data sets."""
 
 import gzip
 import io
@@ -86,7 +86,7 @@ def test_memory_is_bounded_by_the_limits_not_by_the_file(tmp_path):
     assert kibibytes < 100 * 1024
 
 
-def test_sources_that_are_not_there_are_refused_before_reading(tmp_path):
+def test_missing_sources_are_errors_before_reading(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.pdf").write_text("x")
@@ -172,7 +172,7 @@ def test_tfds(tfds_folder, monkeypatch):
     assert "expected tfds:NAME" in refusal("tfds:")
 
 
-def test_a_record_of_tfds_that_is_not_utf8_is_left_out(monkeypatch):
+def test_a_tfds_record_that_is_not_utf8_is_skipped(monkeypatch):
     records = [{"text": text} for text in (b"a", b"caf\xe9", b" ", b"b")]
     data = SimpleNamespace(as_numpy_iterator=lambda: iter(records))
     monkeypatch.setattr("bert_jax.data.sources.tfds.load_tfds", lambda *_: data)
@@ -228,7 +228,7 @@ def test_each_file_of_a_folder_is_read_or_named(mixed, tmp_path, capsys):
     assert f"skipped 5 files: {names}" in said and "read sources: 120 documents" in said
 
 
-def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, capsys):
+def test_all_bad_files_are_listed_and_may_be_skipped(mixed, tmp_path, capsys):
     assert main(_command(mixed, tmp_path / "good")) == 0
     (mixed / "a.txt").write_bytes(b"Some good words.\n\nthe cat caf\xe9\n")
     (mixed / "d.jsonl").write_text('{"text": "the cat"}\n{"content": "the cat"}\n')
@@ -294,7 +294,7 @@ def test_standard_input(mixed, tmp_path, monkeypatch, capsys, source):
         (["-"], None, "`source` -: standard input is closed"),
     ],
 )
-def test_standard_input_that_is_refused(tmp_path, monkeypatch, sources, data, expected):
+def test_invalid_uses_of_standard_input(tmp_path, monkeypatch, sources, data, expected):
     stream = None if data is None else io.TextIOWrapper(io.BytesIO(data))
     monkeypatch.setattr(sys, "stdin", stream)
     with pytest.raises(UsageError) as caught:
@@ -362,7 +362,7 @@ def test_bad_records_are_counted_and_limited(tmp_path, vocabulary):
     assert corpus.manifest["counts"]["total"]["documents"] == 1068
 
 
-def test_a_full_disk_is_called_so(tmp_path, vocabulary, monkeypatch):
+def test_a_full_disk_is_reported(tmp_path, vocabulary, monkeypatch):
     def full(*_):
         raise OSError("739857 requested and 157632 written")
 

@@ -106,7 +106,7 @@ _LINES = ("Jo saw Rome .", "", "# 1 of 2", "We saw\u00a0it .", "Jo")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_text_to_predict_is_a_sentence_a_line(tmp_path, capsys, end):
+def test_text_to_predict_has_one_sentence_per_line(tmp_path, capsys, end):
     path = write(tmp_path / "a.txt", end.join([*_LINES, ""]))
     found = conll.read_sentences(path, labelled=False)
     assert [s.words for s in found] == [tuple(line.split()) for line in _LINES if line]
@@ -118,7 +118,7 @@ _COLUMNS = "# id {1}\n# O\nJo B-per\n# O\n\n# text = of Rome\nof{0}\nRome{0}\n# 
 
 
 @pytest.mark.parametrize("labelled", [True, False])
-def test_comments_are_left_out_and_the_word_is_not(tmp_path, capsys, labelled):
+def test_comments_are_skipped_but_words_are_not(tmp_path, capsys, labelled):
     path = write(tmp_path / "a.conll", _COLUMNS.format(" O" * labelled, 1))
     found = conll.read_sentences(path, labelled=labelled)
     assert [s.words for s in found] == [("#", "Jo", "#"), ("of", "Rome", "#")]

@@ -1,4 +1,4 @@
-"""Texts and words become rows of ids, and rows become batches."""
+"""Encoding texts and words as rows of ids, and making batches of rows."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ def row(*texts: str) -> TextRow:
     return TextRow("file, line 1", texts, None, "0")
 
 
-def test_a_pair_is_laid_out_as_bert_has_it(tokenizer):
+def test_a_pair_has_the_layout_of_bert(tokenizer):
     found = encode_rows.encode_texts(
         [row("the cat", "a hat")], tokenizer, length=10, truncation="never"
     )
@@ -76,7 +76,7 @@ def test_arrays_are_as_wide_as_the_longest_row(tokenizer):
     assert encode_rows.encode_texts(rows, length=32, width=32, **how).input_ids.shape == (2, 32)
 
 
-def test_a_batch_is_as_long_as_it_needs_and_filled_with_nothing(tokenizer):
+def test_a_batch_has_the_needed_length_and_empty_padding(tokenizer):
     rows = [row("cat"), row("the cat sat on the mat"), row("cat " * 20)]
     found = encode_rows.encode_texts(rows, tokenizer, length=32, truncation="longest_first")
     found = encode_rows.Features(
@@ -132,7 +132,7 @@ def test_the_first_sub_word_carries_the_label(tokenizer):
     assert found.features.weights[0, :7].tolist() == [0, 1, 1, 1, 0, 1, 0]
 
 
-def test_no_word_of_a_long_sentence_is_lost(tokenizer):
+def test_long_sentences_keep_all_words(tokenizer):
     draw = random.Random(0)
     sentences = [
         Sentence("here", tuple(draw.choice(("the", "played", "cats")) for _ in range(n)), None)

@@ -1,4 +1,4 @@
-"""Several examples in one row: the same losses and gradients as each in a row of its own."""
+"""Packed examples have the same losses and gradients as examples in separate rows."""
 
 import dataclasses
 from functools import partial
@@ -42,7 +42,7 @@ def features(kind: str, *, count: int = 64, length: int = 48, seed: int = 0) -> 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(1, 6))
-def test_each_example_has_its_place(lengths, slots):
+def test_each_example_has_its_position(lengths, slots):
     lengths = np.array(lengths)
 
     def rows_of(slots):
@@ -115,7 +115,7 @@ def test_examples_as_long_as_a_row_have_one_each():
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_losses_and_gradients_are_those_of_separate_rows(kind):
+def test_losses_and_gradients_equal_those_of_separate_rows(kind):
     """On all devices, in float32: what differs is the order of sums."""
     found, head = features(kind), HEADS[kind]
     chosen = np.random.default_rng(3).permutation(64)[:16]
@@ -145,7 +145,7 @@ def test_losses_and_gradients_are_those_of_separate_rows(kind):
     jax.tree.map(close, packed, apart)
 
 
-def test_no_text_sees_another_one():
+def test_texts_do_not_attend_to_each_other():
     """Other words in one text of a row change its own logits alone, and these by much."""
     found, head = features("class"), HEADS["class"]
     batch = PackedBatches(found, size=16, multiple=8)(np.arange(16))

@@ -42,7 +42,7 @@ _BAD_QUESTIONS = {
 
 
 @pytest.mark.parametrize("case", _BAD_QUESTIONS)
-def test_what_is_wrong_with_a_question_is_said(tmp_path, case):
+def test_errors_in_questions_are_reported(tmp_path, case):
     changes, message, place = _BAD_QUESTIONS[case]
     path = squad_file(tmp_path / "a.json", **changes)
     with pytest.raises(UsageError) as error:
@@ -63,7 +63,7 @@ def test_answers_that_are_not_at_their_offsets_are_counted(tmp_path, capsys):
         squad.read_questions(squad_file(path, answers=answers[:1]), reading=leaving_out)
 
 
-def test_half_an_emoji_moves_no_answer(tmp_path):
+def test_half_an_emoji_does_not_move_answers(tmp_path):
     context = "A \ud83d cat sat."
     answer = {"text": "cat", "answer_start": 4}
     path = squad_file(tmp_path / "a.json", context=context, answers=[answer])

@@ -1,4 +1,4 @@
-"""Files of rows: what is read, what is refused and in which words."""
+"""Files of rows: supported files, rejected files, and the error messages."""
 
 import dataclasses
 import gzip
@@ -31,7 +31,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_glue_tsv_quotes_nothing(tmp_path):
+def test_glue_tsv_has_no_quoting(tmp_path):
     path = tmp_path / "dev.tsv.gz"
     path.write_bytes(gzip.compress('sentence\tlabel\na "quote\t0\nsay “ah”\t1\n'.encode()))
     rows = tables.read_rows(path, text_columns=["sentence"], label_column="label")
@@ -79,7 +79,7 @@ _BAD_ROWS = {
 
 
 @pytest.mark.parametrize("case", _BAD_ROWS)
-def test_what_is_wrong_with_a_file_of_rows_is_said(tmp_path, case):
+def test_errors_in_files_of_rows_are_reported(tmp_path, case):
     name, text, message = _BAD_ROWS[case]
     path = write(tmp_path / name, text)
     with pytest.raises(UsageError) as error:
@@ -99,7 +99,7 @@ def test_numbers_and_truth_values_of_json_are_text(tmp_path):
     ]
 
 
-def test_rows_that_cannot_be_read_can_be_left_out_and_are_counted(tmp_path, capsys):
+def test_bad_rows_can_be_skipped_and_are_counted(tmp_path, capsys):
     path = write(tmp_path / "a.tsv", "sentence\tlabel\nhi\nyou\t1\n")
     reading = SourceOptions(skips_records=True)
     rows = tables.read_rows(path, text_columns=["sentence"], label_column="label", reading=reading)
@@ -217,7 +217,7 @@ def test_a_column_that_is_named_twice(tmp_path):
         rows_of(path, "text", columns=("text", "text", "label"))
 
 
-def test_a_slip_in_a_name_shows_the_columns_as_they_are_separated(tmp_path):
+def test_a_misspelled_column_lists_the_columns(tmp_path):
     path = write(tmp_path / "a.csv", "Äußerung;Gefühl\nSchön, ja;gut\n")
     for columns, label, slip in (
         (["Ausserung"], "Gefühl", "'Ausserung', only Äußerung, Gefühl. Did you mean 'Äußerung"),
@@ -228,7 +228,7 @@ def test_a_slip_in_a_name_shows_the_columns_as_they_are_separated(tmp_path):
             rows_of(path, *columns, label=label)
 
 
-def test_rows_without_a_label_are_left_out_and_counted(tmp_path, capsys):
+def test_rows_without_a_label_are_skipped_and_counted(tmp_path, capsys):
     lines = ["text,label", "a,yes", "b,-", "c,", "d,no"]
     rows = rows_of(write(tmp_path / "a.csv", "\n".join(lines)), "text")
     assert [row.texts[0] for row in rows] == ["a", "d"]
@@ -239,7 +239,7 @@ def test_rows_without_a_label_are_left_out_and_counted(tmp_path, capsys):
     assert [row.label for row in rows_of(path, "text")] == ["1"]
 
 
-def test_standard_input_is_what_its_first_line_says(monkeypatch):
+def test_the_first_line_decides_the_kind_of_standard_input(monkeypatch):
     def piped(text, *columns):
         stream = io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8")
         monkeypatch.setattr(sys, "stdin", stream)
@@ -256,7 +256,7 @@ def test_standard_input_is_what_its_first_line_says(monkeypatch):
         piped("a\tb\nc\n", "one", "two")
 
 
-def test_plain_lines_are_numbered_as_they_stand(tmp_path, monkeypatch):
+def test_plain_lines_are_numbered_as_in_the_file(tmp_path, monkeypatch):
     text = "A good film.\n\nA bad one.\n"
     stream = io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8")
     monkeypatch.setattr(sys, "stdin", stream)
@@ -270,7 +270,7 @@ def test_plain_lines_are_numbered_as_they_stand(tmp_path, monkeypatch):
         rows_of(tmp_path / "a.txt", "text")
 
 
-def test_rows_without_text_teach_nothing(tmp_path, capsys):
+def test_rows_without_text_are_skipped(tmp_path, capsys):
     path = write(tmp_path / "a.csv", 'text,label\na,yes\n"",no\n" ",no\nb,no\n')
     assert [row.texts[0] for row in rows_of(path, "text")] == ["a", "b"]
     said = capsys.readouterr().err
@@ -312,7 +312,7 @@ def test_labels_are_those_of_the_whole_file(tmp_path, tokenizer):
     assert len(few.train.rows) == 12 and len(few.task.spec.labels) == 21
 
 
-def test_labels_are_told_with_their_counts():
+def test_labels_are_reported_with_their_counts():
     spec = dataclasses.replace(TEXT.spec, labels=("no", "yes"))
     rows = [TextRow("", ("a",), label, "0") for label in ("yes", "no", "yes")]
     said = task_of(spec).describe(rows, Encoded(encode_rows.Features(*[np.zeros(0)] * 3)), length=8)

@@ -137,7 +137,7 @@ def test_saved_for_words_it_encodes_each_as_it_was_trained(saved, tmp_path, cut)
 
 @pytest.mark.parametrize("written", [True, False])
 @pytest.mark.parametrize("named", [{}, {"tokenizer_class": "RobertaTokenizer"}])
-def test_two_answers_to_the_space_before_a_text(saved, tmp_path, written, named):
+def test_conflicting_settings_for_the_space_before_a_text(saved, tmp_path, written, named):
     """RobertaTokenizer puts none there unless its file says so."""
     shutil.copytree(saved, tmp_path / "two")
     state = json.loads((saved / "tokenizer.json").read_text("utf-8"))
@@ -160,7 +160,7 @@ def without_special_tokens(pair: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["two files", "tokenizer.json"])
-def test_gpt_2_gets_special_tokens_behind_its_own(pair, tmp_path, capsys, form):
+def test_gpt2_gets_special_tokens_as_its_last_ids(pair, tmp_path, capsys, form):
     transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
     without_special_tokens(pair)
     theirs = transformers.GPT2TokenizerFast.from_pretrained(pair)
@@ -235,7 +235,7 @@ def test_special_tokens_of_other_names_are_those_around_a_text(llama, tmp_path, 
     assert load_tokenizer(tmp_path / "again").hash == ours.hash
 
 
-def test_another_form_of_a_text_is_said(llama, capsys):
+def test_other_special_tokens_around_a_text_are_noted(llama, capsys):
     path, names = llama / "tokenizer.json", {"pad_token": "<|end_of_text|>", **OTHER_ROLES}
     (llama / "tokenizer_config.json").write_text(json.dumps(LLAMA | names))
     state = json.loads(path.read_text("utf-8")) | {"post_processor": None}
@@ -315,7 +315,7 @@ def test_classes_that_cut_text_otherwise(pair):
             load_tokenizer(path)
 
 
-def test_bytes_without_a_token_are_said(pair, capsys):
+def test_bytes_without_a_token_are_noted(pair, capsys):
     edited(pair, lambda vocab: {t: i for t, i in vocab.items() if t not in ("\u0120", "\u0100")})
     merges = (pair / "merges.txt").read_text("utf-8").split("\n")
     kept = [line for line in merges if "\u0120" not in line and "\u0100" not in line]
@@ -352,7 +352,7 @@ def test_training_gives_the_same_bytes_in_every_process(tmp_path):
     assert len(tokens) == 650
 
 
-def test_sizes_and_texts_that_do_not_suit():
+def test_invalid_sizes_and_texts():
     with pytest.raises(UsageError, match="need at least 261"):
         train_byte_level_bpe(["text"], vocab_size=260)
     with pytest.raises(UsageError, match="no text"):

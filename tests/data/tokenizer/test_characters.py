@@ -120,7 +120,7 @@ def test_esm_is_read_as_transformers_reads_it(kind, has_config, tmp_path):
         load_tokenizer(tmp_path, lowercase=True)
 
 
-def test_a_text_that_esm_leaves_open_is_noted(tmp_path, capsys):
+def test_esm_without_an_end_token_is_noted(tmp_path, capsys):
     (tmp_path / "vocab.txt").write_text("\n".join(ESM))
     config = {"tokenizer_class": "EsmTokenizer", "eos_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -195,7 +195,7 @@ def test_documents_are_compared_exactly(tmp_path):
         ({"tokenizer": "characters", "near_duplicates": 0.8}, "compares words"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(tmp_path, options, message):
+def test_options_that_do_not_apply_are_rejected(tmp_path, options, message):
     (tmp_path / "a.txt").write_text("\n".join(sequences(10, 50)))
     with pytest.raises(UsageError, match=message):
         prepare([tmp_path / "a.txt"], tmp_path / "c", document="line", **options)

@@ -1,4 +1,4 @@
-"""Running text has the ids that the library gives its sentences, whatever was there before."""
+"""Running text has the ids of the library for any earlier content of the cache."""
 
 import random
 import sys

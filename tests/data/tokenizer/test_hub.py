@@ -1,4 +1,4 @@
-"""Names of the hub are looked for in its cache on this machine, and nothing is fetched."""
+"""Names of the hub are resolved in its local cache, and nothing is downloaded."""
 
 import json
 import re
@@ -96,7 +96,7 @@ def test_a_source_has_a_name_without_its_place(source, name, data_set):
     assert hub.data_set_of(name) == data_set
 
 
-def test_an_absent_name_says_how_it_comes(cache, capsys):
+def test_a_missing_name_shows_the_download_command(cache, capsys):
     assert main(["export", "--checkpoint", "bert-base-uncased", "--output", "x"]) == 2
     said = capsys.readouterr().err.strip()
     assert said.endswith(

@@ -33,7 +33,7 @@ WITHOUT_MARKS = "no-marks"
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN.keys() - REFUSED))
-def test_ids_and_places_are_those_of_transformers(tmp_path, name):
+def test_ids_and_offsets_equal_those_of_transformers(tmp_path, name):
     """White space around a token aside, which some files count as part of the token."""
     tokenizer = load_tokenizer(write(GOLDEN[name]["files"], tmp_path / name))
     for version in ONE_VERSION.get(name, "45"):
@@ -67,13 +67,13 @@ def test_tokens_make_up_the_words_of_a_text(tmp_path, name):
 
 
 @pytest.mark.parametrize(("name", "message"), REFUSED.items())
-def test_what_a_class_would_do_otherwise_is_refused_with_the_fix(tmp_path, name, message):
+def test_classes_with_other_ids_are_rejected_with_the_fix(tmp_path, name, message):
     with pytest.raises(UsageError, match=message) as caught:
         load_tokenizer(write(GOLDEN[name]["files"], tmp_path / name))
     assert "\n" not in str(caught.value)
 
 
-def test_wrong_offsets_are_refused(tmp_path):
+def test_wrong_offsets_are_rejected(tmp_path):
     files = dict(GOLDEN["bert-cased"]["files"])
     state = json.loads(files["tokenizer.json"])
     state["decoder"] = {"type": "Replace", "pattern": {"String": "T"}, "content": "other"}

@@ -1,4 +1,4 @@
-"""bert_jax.data.tokenizer.tokenizer: what needs neither `transformers` nor data from elsewhere."""
+"""bert_jax.data.tokenizer.tokenizer: tests without `transformers` and without external data."""
 
 import json
 import os
@@ -193,7 +193,7 @@ def test_hash_sees_everything_that_decides_ids(tmp_path):
     assert len(set(hashes)) == 5
 
 
-def test_hash_sees_what_bpe_puts_around_the_parts_of_a_word(tmp_path):
+def test_hash_covers_the_affixes_of_bpe(tmp_path):
     vocab = {name: i for i, name in enumerate([*SPECIALS, "a", "b", "##b", "b</w>"])}
     found = {}
     for affix in ({}, {"continuing_subword_prefix": "##"}, {"end_of_word_suffix": "</w>"}):
@@ -264,7 +264,7 @@ def test_a_few_renamed_entries_do_not_change_the_case(tmp_path, capsys):
     assert not load_tokenizer(path, lowercase=False).lowercase
 
 
-def test_special_tokens_are_not_told_by_one_that_looks_like_them(tmp_path):
+def test_a_similar_token_does_not_decide_the_special_tokens(tmp_path):
     """A vocabulary of one family may have a token that another family calls special."""
     roberta = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     model = {"type": "BPE", "merges": [], "unk_token": "<unk>"}
@@ -370,7 +370,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_what_cannot_be_loaded_is_a_clear_error(tmp_path, name):
+def test_invalid_tokenizers_are_clear_errors(tmp_path, name):
     content, message = BAD_FILES[name]
     path = tmp_path / name
     if isinstance(content, dict):
@@ -441,7 +441,7 @@ def test_tokens_that_a_vocabulary_file_lacks(tmp_path):
         {"extra_special_tokens": {"first": "[E1]", "second": "hello"}},
     ],
 )
-def test_special_tokens_that_would_be_cut_up_are_refused(tmp_path, file, fields):
+def test_special_tokens_that_would_be_split_are_rejected(tmp_path, file, fields):
     """The classes of transformers find them whole, in the vocabulary or beyond it."""
     path = vocabulary(tmp_path, SMALL)
     (tmp_path / file).write_text(json.dumps(fields))
@@ -469,7 +469,7 @@ def test_classes_that_cut_text_otherwise(tmp_path, file):
             load_tokenizer(tmp_path)
 
 
-def test_what_roformer_does_first_is_in_no_file(wordpiece, tmp_path):
+def test_roformers_word_segmentation_is_not_in_a_file(wordpiece, tmp_path):
     wordpiece.save(tmp_path)
     config = tmp_path / "tokenizer_config.json"
     said = json.loads(config.read_text())
@@ -558,7 +558,7 @@ def test_order_of_the_texts_does_not_matter_to_wordpiece(wordpiece):
     assert train_wordpiece(shuffled, vocab_size=650, lowercase=True).hash == wordpiece.hash
 
 
-def test_wordpiece_knows_all_of_its_training_text(wordpiece):
+def test_wordpiece_covers_its_training_text(wordpiece):
     ids = wordpiece.encode_sentences(corpus())
     assert wordpiece.special.unk not in {i for row in ids for i in row}
     assert wordpiece.vocab_size == 650
@@ -578,7 +578,7 @@ def test_poor_text_gives_a_smaller_wordpiece_vocabulary():
     assert tokenizer.tokens(ids) == ["to", "be", "not"]
 
 
-def test_rare_characters_make_room():
+def test_rare_characters_are_dropped():
     rare = "".join(chr(0x4E00 + i) for i in range(300))
     tokenizer = train_wordpiece([*corpus(1500), rare], vocab_size=650, lowercase=True)
     tokens = tokenizer.tokens(list(range(tokenizer.vocab_size)))
@@ -586,7 +586,7 @@ def test_rare_characters_make_room():
     assert tokenizer.vocab_size == 650 and "a" in tokens
 
 
-def test_text_that_wordpiece_cannot_have_the_characters_of():
+def test_text_with_too_many_characters_for_wordpiece():
     """Two thousand characters that are all as frequent: a thousand of them are half of the text."""
     chinese = "".join(chr(0x4E00 + i) for i in range(2000))
     with pytest.raises(UsageError, match=r"2,000 different .* cover 50\.0% .* sentencepiece"):
@@ -603,7 +603,7 @@ def test_sizes_that_do_not_suit_the_text(train):
         train(["", "  \n"], vocab_size=100, lowercase=True)
 
 
-def test_sentencepiece_says_how_much_the_text_has():
+def test_sentencepiece_reports_the_possible_size():
     with pytest.raises(UsageError, match="at most") as caught:
         train_sentencepiece(corpus(60), vocab_size=50_000, lowercase=True)
     most = int(str(caught.value).split("at most ")[1].split()[0])
@@ -660,7 +660,7 @@ def test_converted_model_gives_the_ids_of_the_library(tmp_path, options):
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_letters_in_parts_are_the_letters(lowercase):
+def test_decomposed_letters_equal_composed_letters(lowercase):
     """Japanese, Korean, Vietnamese, German and Greek as a Mac's file names have them, and
     half-width kana.
     """
@@ -677,7 +677,7 @@ def test_letters_in_parts_are_the_letters(lowercase):
             assert ours.encode(text).ids == library.encode(text) == library.encode(line)
 
 
-def test_a_mask_has_no_space_behind_it_that_is_not_there(sentencepiece):
+def test_no_space_is_added_after_a_mask(sentencepiece):
     """As in rows: the pieces around a masked one are what they were."""
 
     def behind(text: str) -> str:
@@ -724,7 +724,7 @@ def require_named(path, whole, part, damaged, message):
     assert str(path) in str(caught.value)
 
 
-def test_a_piece_that_is_not_utf_8(tmp_path):
+def test_a_piece_that_is_not_utf8(tmp_path):
     path = model_file(tmp_path / "m.model")
     message = "damaged: piece .* is not UTF-8"
     require_named(path, path.read_bytes(), b"<mask>", b"\xffmask>", message)

@@ -1,4 +1,4 @@
-"""Text of which a vocabulary knows too little is said to be so, by every verb that reads text."""
+"""Every verb that reads text warns about a high share of unknown tokens."""
 
 import json
 
@@ -15,13 +15,13 @@ _STRANGE = "The \u263a\u263a\u263a \u2603 of Ada."
 
 
 @pytest.mark.parametrize(("unknown", "said"), [(0, False), (10, False), (11, True), (1000, True)])
-def test_more_than_a_hundredth_is_warned_of(unknown, said, capsys):
+def test_more_than_one_percent_is_a_warning(unknown, said, capsys):
     note_unknown(unknown, 1000, "the tokens of the corpus", "do this")
     message = f"warning: {unknown / 10} % of the tokens of the corpus are [UNK]; do this\n"
     assert capsys.readouterr().err == message * said
 
 
-def test_the_share_is_of_the_words_alone(capsys):
+def test_the_share_ignores_special_tokens(capsys):
     import numpy as np
 
     special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
@@ -62,13 +62,13 @@ def test_prepare_counts_it(tmp_path, capsys):
     assert "choose a --tokenizer trained on this text" in said.err
 
 
-def test_a_corpus_without_any_is_not_warned_of(tmp_path, capsys):
+def test_a_corpus_without_unknown_tokens_has_no_warning(tmp_path, capsys):
     manifest, said = _prepare(tmp_path, "dogs", capsys)
     assert not any(manifest["unknown_share"].values())
     assert "0.00 %" in said.out and "warning" not in said.err
 
 
-def test_fill_mask_and_embed_say_it(exported, tmp_path, capsys):
+def test_fill_mask_and_embed_warn(exported, tmp_path, capsys):
     command = ["--checkpoint", str(exported)]
     assert main(["fill-mask", *command, f"{_STRANGE} [MASK]"]) == 0
     said = capsys.readouterr().err

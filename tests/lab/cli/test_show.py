@@ -1,4 +1,4 @@
-"""The verb `show`: fields say what they are."""
+"""The verb `show`: descriptions of fields."""
 
 import json
 
@@ -9,7 +9,7 @@ from bert_jax.config import flatten
 from bert_jax.config_loader import load_config, shipped_names
 
 
-def test_each_field_and_each_chosen_option_says_what_it_is(capsys):
+def test_each_field_and_each_chosen_option_has_a_description(capsys):
     changes = ["--set", "optimizer.kind=muon", "--set", "optimizer.momentum=0.9"]
     assert main(["show", "fields", "bert_base", "--json", *changes]) == 0
     found = {f["field"]: f for f in map(json.loads, capsys.readouterr().out.splitlines())}
@@ -31,7 +31,7 @@ def test_each_field_and_each_chosen_option_says_what_it_is(capsys):
     )
 
 
-def test_the_shipped_configs_are_listed_with_a_line_each(capsys):
+def test_each_shipped_config_is_listed_with_one_line(capsys):
     assert main(["show", "configs", "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["config"] for row in found] == shipped_names()

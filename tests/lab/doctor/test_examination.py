@@ -1,4 +1,4 @@
-"""`doctor`: broken set-ups are named with their remedy, and nothing is changed on disk."""
+"""`doctor`: broken setups are reported with their fix, and nothing is changed on disk."""
 
 import contextlib
 import dataclasses
@@ -111,7 +111,7 @@ def tree(directory: Path) -> dict[str, tuple]:
     }
 
 
-def test_a_good_set_up_passes_and_is_unchanged(place, capsys):
+def test_a_good_setup_passes_and_is_unchanged(place, capsys):
     before, began = tree(place.directory), time.monotonic()
     command = ["doctor", place.given["config"], "--corpus", str(place.corpus)]
     assert main([*command, "--workdir", str(place.workdir), "--json"]) == 0
@@ -356,7 +356,7 @@ _BROKEN: dict[str, tuple[Break, str, str, int, str]] = {
 
 
 @pytest.mark.parametrize("name", _BROKEN)
-def test_a_broken_set_up_is_named_with_its_remedy(unmeasured, name):
+def test_a_broken_setup_is_reported_with_its_fix(unmeasured, name):
     place, (broken, check, result, code, remedy) = unmeasured, _BROKEN[name]
     broken(place)
     finding = place.report().findings[check]
@@ -452,7 +452,7 @@ def test_an_error_in_a_check_does_not_hide_other_checks(unmeasured):
     assert {finding.result for finding in findings.values()} == {"passed"}
 
 
-def test_a_compilation_that_is_left_behind_does_not_end_the_process(unmeasured, capsys):
+def test_an_abandoned_compilation_does_not_end_the_process(unmeasured, capsys):
     """Only the `bert-jax` command exits without waiting for the compilation (`ABANDONED`)."""
     compiles_for_ever(unmeasured)
     command = ["doctor", unmeasured.given["config"], "--corpus", str(unmeasured.corpus), "--json"]

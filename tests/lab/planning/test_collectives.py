@@ -1,4 +1,4 @@
-"""Reading compiled TPU programs: bytes and collectives, in cut pieces of real programs."""
+"""Reading compiled TPU programs: bytes and collectives, in excerpts of real programs."""
 
 # ruff: noqa: E501 (lines of compiled programs are long)
 

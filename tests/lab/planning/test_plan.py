@@ -1,4 +1,4 @@
-"""Plans: the tables they rest on, their arithmetic, their JSON, and real compilations."""
+"""Plans: their tables, arithmetic and JSON, and real compilations."""
 
 import collections
 import dataclasses
@@ -83,7 +83,7 @@ def test_the_table_is_plausible(chip):
         ("v3:4x8", 2, "v4 or newer"),
     ],
 )
-def test_a_topology_that_cannot_be_is_refused(name, slices, message):
+def test_an_invalid_topology_is_rejected(name, slices, message):
     with pytest.raises(UsageError, match=message):
         topologies.parse(name, slices=slices)
 
@@ -129,13 +129,13 @@ def test_time_on_the_links():
         ),
     ],
 )
-def test_a_refusal_for_memory_has_both_sizes(message, needed, available):
+def test_an_out_of_memory_error_has_both_sizes(message, needed, available):
     refusal = compile.error_of(RuntimeError(message), CHIPS["v3"], "step")
     assert isinstance(refusal, compile.DoesNotFit)
     assert (refusal.needed, refusal.available) == (int(needed), int(available))
 
 
-def test_another_refusal_of_the_compiler_is_one_line():
+def test_other_compiler_errors_are_one_line():
     """For example, the evaluation of `modern_base`, 256 x 8,192, on v6e:8x8."""
     reason = "FAILED_PRECONDITION: Too many buffers are colored in the alternate memory. Could not"
     found = compile.error_of(RuntimeError(f"{reason} reserve\nmore"), CHIPS["v6e"], "train step")
@@ -175,7 +175,7 @@ def test_a_rejected_train_step_is_a_warning(monkeypatch, capsys, tiny):
     assert _REJECTED in warning and warning.startswith(f"length {phase.sequence_length}: ")
 
 
-def test_a_rejected_evaluation_step_has_a_remedy_before_the_train_step_compiles(monkeypatch, tiny):
+def test_a_rejected_evaluation_step_has_a_fix_before_the_train_step_compiles(monkeypatch, tiny):
     def step(config, shape, *, mesh, topology):
         raise compile.NotCompiled(_REJECTED)
 
@@ -191,7 +191,7 @@ def test_a_rejected_evaluation_step_has_a_remedy_before_the_train_step_compiles(
     assert _REJECTED in phase.remedy and "evaluation.batch_size" in phase.remedy
 
 
-def test_the_remedy_of_a_train_step_is_the_first_number_of_microbatches_that_fits(
+def test_the_fix_of_a_train_step_is_the_smallest_number_of_microbatches_that_fits(
     monkeypatch, tiny
 ):
     tried = []
@@ -234,7 +234,7 @@ _COMPILED = compile.Compiled(
         ({"every_minutes": 10.0}, 6, None),
     ],
 )
-def test_what_saving_costs(fields, per_hour, remedy):
+def test_the_cost_of_saves(fields, per_hour, remedy):
     """BERT-Large with 44.2 ms a step on eight hosts: by steps it would save all the time."""
     config = config_loader.load_config("bert_large")
     config = dataclasses.replace(config, checkpoint=CheckpointConfig(**fields))
@@ -301,7 +301,7 @@ def test_usage_errors(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_without_the_compiler_a_plan_says_how_to_get_it(monkeypatch, capsys):
+def test_without_the_compiler_a_plan_shows_how_to_install_it(monkeypatch, capsys):
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "libtpu" else found(name, *a)
@@ -310,7 +310,7 @@ def test_without_the_compiler_a_plan_says_how_to_get_it(monkeypatch, capsys):
     assert "pip install 'libtpu>=0.0.50'" in capsys.readouterr().err
 
 
-def test_another_compiler_than_that_of_launched_runs_is_a_warning(monkeypatch):
+def test_a_compiler_that_differs_from_launched_runs_is_a_warning(monkeypatch):
     """Launched runs have the libtpu of the lock file."""
     (locked,) = re.findall(
         r"^libtpu==(\S+)", (_ROOT / "requirements-tpu.lock").read_text(), re.MULTILINE
@@ -450,7 +450,7 @@ class TestTensor:
 class TestMemory:
     pytestmark = needs_compiler
 
-    def test_what_does_not_fit_is_refused_with_sizes_and_a_remedy(self, capsys):
+    def test_a_step_that_does_not_fit_is_rejected_with_sizes_and_a_fix(self, capsys):
         plan = _plan(
             capsys, "v2:2x2", "--set", "phases.0.global_batch_size=131072",
             "--set", "compute.layers=scan", code=2,
@@ -460,7 +460,7 @@ class TestMemory:
         assert "--set optimizer.gradient_accumulation_steps=" in phase["remedy"]
         assert plan["total_hours"] is None
 
-    def test_a_batch_that_does_not_divide_is_refused(self, capsys):
+    def test_a_batch_that_does_not_divide_is_rejected(self, capsys):
         arguments = ["plan", "tiny_docs_cpu", "--topology", "v3:2x2"]
         assert main([*arguments, "--set", "phases.0.global_batch_size=20"]) == 2
         assert "phases.0.global_batch_size is 20" in (error := capsys.readouterr().err)

@@ -1,4 +1,4 @@
-"""Cycles by the final schedule, of small programs and schedules in the compiler's format."""
+"""Cycles by the final schedule, for small programs and schedules in the compiler's format."""
 
 import os
 import re

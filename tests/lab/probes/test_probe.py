@@ -1,4 +1,4 @@
-"""Probes: the numbers of attention, pseudo-perplexity, minimal pairs and hidden words."""
+"""Probes: attention statistics, pseudo-perplexity, minimal pairs and masked words."""
 
 import base64
 import dataclasses
@@ -202,7 +202,7 @@ def added(kind, source, layer, query, key, place) -> np.ndarray | None:
 
 
 @pytest.mark.parametrize("kind", ["learned", "rotary", "relative_key_query"])
-def test_a_sequence_of_a_packed_row_has_what_it_has_alone(kind, probes):
+def test_a_packed_sequence_has_the_same_attention_as_alone(kind, probes):
     probe, _ = probes(kind)
     both = probe(_TEXTS, packed=True)
     assert both.sequence_ids.tolist() == [1] * 8 + [2] * 5
@@ -338,7 +338,7 @@ def test_the_minimal_pairs_differ_in_one_thing():
     )
 
 
-def test_a_pair_that_a_model_finds_alike_counts_half():
+def test_a_pair_of_equally_likely_sentences_counts_half():
     likely = {"a": -1.0, "b": -2.0, "c": -1.0, "d": -1.0 - 1e-6}
 
     def score(texts):
@@ -354,7 +354,7 @@ def test_a_pair_that_a_model_finds_alike_counts_half():
     assert shares == {"x": 2 / 3, "y": 0.5}
 
 
-def test_a_model_without_positions_knows_no_order(words):
+def test_a_model_without_positions_ignores_the_order(words):
     """And one with positions prefers one of the two."""
     tokenizer = load_tokenizer(words)
     pairs = [MinimalPair("word_order", "w1 w2 w3 w4", "w1 w3 w2 w4")]
@@ -368,7 +368,7 @@ def test_a_model_without_positions_knows_no_order(words):
 # --- the verb ------------------------------------------------------------------------------------
 
 
-def test_the_verb_says_what_the_functions_say(
+def test_the_verb_agrees_with_the_functions(
     trained, corpus, tmp_path, capsys, exported, monkeypatch
 ):
     few = minimal_pairs.minimal_pairs()[:7]
@@ -406,7 +406,7 @@ def test_the_verb_says_what_the_functions_say(
         (["--output", "missing/answers.json"], "there is no directory missing; make it first"),
     ],
 )
-def test_what_the_verb_refuses(options, message, exported, capsys):
+def test_invalid_arguments_of_the_verb(options, message, exported, capsys):
     assert main(["probe", "--checkpoint", str(exported), *options]) == 2
     assert message in capsys.readouterr().err
 
@@ -436,7 +436,7 @@ def spoilt(exported, tmp_path_factory) -> Path:
     ],
     ids=lambda command: command[0],
 )
-def test_a_spoilt_model_answers_nothing(command, spoilt, tmp_path, monkeypatch, capsys):
+def test_a_model_with_nan_has_no_results(command, spoilt, tmp_path, monkeypatch, capsys):
     """The most probable word, shares and vectors of numbers that are none would be made up."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("The horse of Ada.\n")
@@ -446,7 +446,7 @@ def test_a_spoilt_model_answers_nothing(command, spoilt, tmp_path, monkeypatch, 
     assert [file.name for file in tmp_path.iterdir()] == ["text.txt"]
 
 
-def test_a_model_without_the_parts_is_asked_the_rest(words, monkeypatch, capsys):
+def test_a_model_without_some_heads_gets_the_other_probes(words, monkeypatch, capsys):
     source = checkpoint("learned", words, head=HeadConfig(parts=("pooler",)))
     monkeypatch.setattr("bert_jax.api.model.load", lambda *_, **__: Model(source))
     assert main(["probe", "--checkpoint", "any", "--json"]) == 0
@@ -457,7 +457,7 @@ def test_a_model_without_the_parts_is_asked_the_rest(words, monkeypatch, capsys)
     assert "has no masked-LM head" in capsys.readouterr().err
 
 
-def test_hidden_words_are_those_of_the_held_out_split(trained, corpus):
+def test_masked_words_are_from_the_held_out_split(trained, corpus):
     opened, tokenizer = open_corpus(corpus), load_tokenizer(trained / "tokenizer")
     source = load_checkpoint(trained, mesh=sharding.make_mesh(fsdp=-1, tensor=1))
     found = hidden_words(source, tokenizer, opened, number=4)
@@ -473,7 +473,7 @@ def test_hidden_words_are_those_of_the_held_out_split(trained, corpus):
         assert len(shares) == 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 1
 
 
-def test_hidden_words_of_byte_level_tokens_are_asked_in_the_unchanged_text(tmp_path):
+def test_masked_byte_level_words_are_predicted_in_the_unchanged_text(tmp_path):
     """A space is part of the token after it: another space next to the mask makes another text."""
     draw = np.random.default_rng(0).choice
     names = ["日本", "東京", "größer", "fish"]

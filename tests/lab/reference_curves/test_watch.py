@@ -173,7 +173,7 @@ def test_a_resumed_run_remembers_its_validation_losses():
 # --- references -----------------------------------------------------------------------------------
 
 
-def test_losses_of_another_kind_of_run_do_not_compare():
+def test_losses_of_another_kind_of_run_are_not_comparable():
     config, seen = tiny_corpus.tiny_config(), healthy()
     same = dataclasses.replace(
         config, name="another", seed=3, mesh=MeshConfig(fsdp=2), optimizer=OptimizerConfig(),
@@ -191,7 +191,7 @@ def test_losses_of_another_kind_of_run_do_not_compare():
         assert found.startswith(name)
 
 
-def test_the_reference_of_the_demo_is_of_the_demo():
+def test_the_demo_reference_is_only_for_the_demo():
     """Record it again if the demo's config changes (tests/golden/make_expected_curves.py)."""
     config, seen = load_config("modern_tiny_cpu"), reference.demo()
     assert [hook.kind for hook in config.hooks] == ["expected_curves"]
@@ -208,7 +208,7 @@ def test_the_reference_of_the_demo_is_of_the_demo():
                 assert low < loss < high
 
 
-def test_a_run_is_compared_with_the_run_that_expect_names(tmp_path, trained, corpus, capsys):
+def test_a_run_is_compared_with_the_reference_in_expect(tmp_path, trained, corpus, capsys):
     workdir, config = tmp_path / "run", tmp_path / "tiny.json"
     tiny_corpus.write_config(config, tiny_corpus.tiny_config(seed=5))
     command = ["pretrain", str(config), "--corpus", str(corpus), "--workdir", str(workdir)]

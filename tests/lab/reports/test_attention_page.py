@@ -1,4 +1,4 @@
-"""The verb `attention`: its page, its JSON, and that both say the same."""
+"""The verb `attention`: its page, its JSON, and the agreement of both."""
 
 import base64
 import dataclasses
@@ -72,7 +72,7 @@ def in_full(document: dict, name: str) -> np.ndarray:
 @pytest.mark.parametrize(
     ("kind", "stored_as"), [("learned", "float32"), ("relative_key_query", "int16")]
 )
-def test_page_and_json_say_the_same(kind, stored_as, directories, tmp_path, capsys, monkeypatch):
+def test_page_and_json_agree(kind, stored_as, directories, tmp_path, capsys, monkeypatch):
     if stored_as == "int16":
         monkeypatch.setattr(attention_document, "_EXACT", 0)
     file = tmp_path / "attention.html"
@@ -149,7 +149,7 @@ def test_some_layers_as_a_table(directories, capsys):
         (["w1", "--html", "no/a.html"], "--html no/a.html: there is no directory no; make it"),
     ],
 )
-def test_what_is_refused_in_one_line(arguments, message, directories, capsys):
+def test_errors_are_one_line(arguments, message, directories, capsys):
     command = ["attention", "--checkpoint", str(directories["learned"]), *arguments]
     assert main(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -238,7 +238,7 @@ def assert_steps(view: View, full: dict, key: int) -> None:
 
 
 @pytest.mark.browser
-def test_a_window_is_no_other_sequence_and_long_tokens_stay_on_the_page(tmp_path, capsys, browser):
+def test_a_window_is_not_a_sequence_and_long_tokens_fit_on_the_page(tmp_path, capsys, browser):
     file = tmp_path / "attention.html"
     source = checkpoint("learned", vocabulary(tmp_path / "words"), attention_window=4)
     texts = ["w3 w1 w4 w1 w5 w9", "w2 w6 w5"]

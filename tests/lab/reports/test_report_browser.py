@@ -89,7 +89,7 @@ def legend(tab, number: int = 0) -> dict[str, str]:
     [("slow",), ("slow", "fast", "empty", _HOSTILE), ("tuned",), ("empty",), ("long",)],
     ids=["one", "several", "task", "empty", "long"],
 )
-def test_it_fits_and_is_drawn(show, pictures, request, names, width, dark):
+def test_the_page_fits_and_is_drawn(show, pictures, request, names, width, dark):
     tab, printed = show(*names, width=width, dark=dark)
     assert tab.overflow() <= 0
     assert tab.evaluate("page.data.runs") == printed
@@ -186,7 +186,7 @@ def test_zoom(show, pictures):
     assert range_of(tab) == [1, 200]
 
 
-def test_runs_and_series_come_and_go(show):
+def test_runs_and_series_can_be_hidden(show):
     tab, _ = show("slow", "fast")
     shown = (
         "report.drawn.map(({plot, members}) => "
@@ -266,7 +266,7 @@ def test_light_and_dark(show):
     assert other.evaluate("page.isDark()") and other.evaluate(_GROUND) != ground
 
 
-def test_a_turned_phone(show):
+def test_a_rotated_phone(show):
     """The charts follow the width of the window, both ways."""
     tab, _ = show("slow", width=1400)
     widths = "report.drawn.map(({plot}) => plot.width)"

@@ -1,4 +1,4 @@
-"""The page of a report: its numbers are those of `--json`, whatever the runs are like."""
+"""The page of a report: its numbers equal those of `--json` for all kinds of runs."""
 
 import html
 import json
@@ -90,7 +90,7 @@ def test_a_run_whose_events_are_lost_has_no_shares_of_a_wall_time(tmp_path, caps
     assert "%" not in capsys.readouterr().out
 
 
-def test_events_say_why(tmp_path):
+def test_events_explain_restarts(tmp_path):
     run = write_run(tmp_path / "run")
     with (run / "events.jsonl").open("a") as events:
         for event in (
@@ -154,7 +154,7 @@ def test_a_fine_tuning(tmp_path, capsys):
     assert {"loss", "accuracy", "macro_f1", "examples_per_second"} <= columns
 
 
-def test_a_run_that_learned_nothing_says_so(tmp_path, capsys):
+def test_a_diverged_run_is_marked(tmp_path, capsys):
     run = write_finetuning(tmp_path / "tuned")
     words = "one answer for all rows"
     outline, (printed,) = page_of(tmp_path / "run.html", run, capsys=capsys)
@@ -197,7 +197,7 @@ def test_hostile_names_and_values_stay_text(tmp_path, capsys):
     assert f"stopped ({_HOSTILE})" in outline.text
 
 
-def test_numbers_that_are_none_become_nothing(tmp_path):
+def test_missing_numbers_are_empty(tmp_path):
     run = write_run(tmp_path / "run")
     lines = (run / "metrics.jsonl").read_text().splitlines()
     changed = json.loads(lines[4]) | {"loss": float("nan"), "grad_norm": float("inf")}
@@ -224,7 +224,7 @@ def test_a_long_log_keeps_its_outline(tmp_path):
     assert f"{len(kept):,} of 4,000 training rows are drawn" in text
 
 
-def test_packed_rows_tell_how_many_tokens_were_seen(tmp_path):
+def test_packed_rows_report_the_tokens_seen(tmp_path):
     run = write_run(tmp_path / "run")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     write_lines(
@@ -246,7 +246,7 @@ def test_the_expected_band_is_drawn_if_it_is_known(tmp_path):
     assert "as expected" in Outline(report_page.render([expected])).text
 
 
-def test_right_guesses_are_marked(tmp_path):
+def test_correct_predictions_are_marked(tmp_path):
     run = data_of(write_run(tmp_path / "run"))
     run["examples"] = [
         {"text": f"a [MASK] {n}", "word": "dog", "candidates": [[guess, 0.6], ["cow", 0.1]],
@@ -294,7 +294,7 @@ def test_durations(seconds, text):
     assert report_page.duration(seconds) == text
 
 
-def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp_path, capsys):
+def test_masked_words_are_predicted_if_model_and_corpus_are_local(trained, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["report", str(trained), "--html", str(page), "--json", "--examples", "3"]) == 0
     (first, *more) = json.loads(capsys.readouterr().out)["examples"]

@@ -364,7 +364,7 @@ def test_an_invalid_study_is_one_error_that_names_the_field(tmp_path, changes, n
         ({}, ("--steps", "0"), "--steps 0"),
     ],
 )
-def test_nothing_is_made_of_an_invalid_command(tmp_path, corpus, capsys, changes, options, named):
+def test_an_invalid_command_makes_no_runs(tmp_path, corpus, capsys, changes, options, named):
     path = write_study(tmp_path, changes)
     command = ["study", str(path), "--workdir", str(tmp_path / "w"), "--corpus", str(corpus)]
     try:
@@ -611,7 +611,7 @@ def test_losses_on_other_validation_rows_are_named(tmp_path, corpus, monkeypatch
     assert all(f"nine and eight ({differs})" in text for text in said)
 
 
-def test_answers_to_probes_are_a_table(tmp_path, corpus):
+def test_probe_results_are_a_table(tmp_path, corpus):
     plan = planned(write_study(tmp_path, _PROBED), tmp_path / "study", corpus)
     make(plan, Pretended(outcomes={"nine.seed1.probes": Outcome(2, "no such thing")}))
     found = result.write(plan)
