@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data import counter_rng
 
-# Standard deviations a statistic may be off. At 4.5 one honest statistic in 150,000 would fail.
+# Tolerated standard deviations. At 4.5, one correct statistic in 150,000 would fail.
 Z = 4.5
 
 
@@ -26,7 +26,7 @@ def chi_square(counts: np.ndarray) -> float:
 
 def test_golden_values():
     """A change here changes every batch of every run: it needs a new corpus format version."""
-    # The first outputs of SplitMix64 seeded with 0, as its authors publish them.
+    # The first outputs of SplitMix64 seeded with 0, as published by its authors.
     assert counter_rng.bits(0, np.arange(3)).tolist() == [
         0xE220A8397B1DCDAF,
         0x6E789E6AA1B965F4,
@@ -130,11 +130,11 @@ def test_permutation_is_uniform(size: int):
 
 
 def test_permutation_separates_neighbors():
-    """The step between the images of neighbours is as long as between any two: a third."""
+    """The mean distance between the images of neighbors is that of any two images: a third."""
     size = 100_000
     image = counter_rng.permute(np.arange(size), size, 6)
     step = np.abs(np.diff(image)) / size
-    # |x - y| of two uniform draws has mean 1/3 and variance 1/18; neighbouring steps share a draw,
+    # |x - y| of two uniform draws has mean 1/3 and variance 1/18; neighboring steps share a draw,
     # which at most triples the variance of their mean.
     assert abs(step.mean() - 1 / 3) < Z * math.sqrt(3 / 18 / size)
     assert abs(np.corrcoef(np.arange(size), image)[0, 1]) < Z / math.sqrt(size)

@@ -12,7 +12,7 @@ from bert_jax.data.pool import Pool
 
 
 class Repeated(LocalEngine):
-    """Runs each stage `times` times per element, as an engine may that has lost a worker."""
+    """Runs each stage `times` times per element, like an engine that lost a worker."""
 
     def __init__(self, job: Job, times: int, seed: int) -> None:
         super().__init__(job, Pool(1, job))

@@ -37,9 +37,9 @@ pytestmark = pytest.mark.beam
 PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 THREADS = ("--direct_running_mode=multi_threading", "--direct_num_workers=4")
 STAGES = ("look.look", "encode.encode", "shards.write")
-# Parts, shards and units of little text, everywhere.
+# Small parts, shards and units in all processes.
 SMALL = {"PART_BYTES": 6000, "SHARD_TOKENS": 6000, "UNIT_BYTES": 12_000}
-# What every Python process of a job begins with. The first worker that begins a stage stops.
+# The first lines of every Python process of a job. The first worker that begins a stage stops.
 BEGINNING = f"""
 import functools, importlib, os, sys, time
 from bert_jax.data.corpus import job
@@ -196,7 +196,7 @@ def begun(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell in the background ignores an interrupt, and so do its children.
+        # A background shell ignores interrupts, and so do its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         yield process
@@ -211,7 +211,7 @@ def waited_for(is_true: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 42)])
 def test_workers_end_with_the_command(tmp_path, sources, beginning, number, code):
-    """Ctrl-C, or a terminal that closes: all processes get the signal."""
+    """Ctrl-C, or a closed terminal: all processes receive the signal."""
     with begun(sources, tmp_path / "c", beginning) as process:
         waited_for(lambda: [*tmp_path.glob("c/.parts/try-*/found/*")])
         os.killpg(process.pid, number)
@@ -238,20 +238,20 @@ def free_port() -> int:
 
 @pytest.fixture
 def workers() -> int:
-    """Returns how many workers a job service gives a job."""
+    """Returns the number of workers that a job service starts for a job."""
     return 1
 
 
 @pytest.fixture
 def began(tmp_path) -> Path:
-    """Returns the folder in which each worker of a job service leaves a file."""
+    """Returns the folder in which each worker of a job service writes a file."""
     (tmp_path / "began").mkdir()
     return tmp_path / "began"
 
 
 @pytest.fixture
 def service(beginning, workers, began) -> Iterator[tuple[str, ...]]:
-    """Yields the options of a job service and of a pool of workers, processes of their own."""
+    """Yields the options of a job service and of a pool of workers in separate processes."""
     asked = {"SERVICE_WORKERS": str(workers), "SERVICE_BEGAN": str(began)}
     jobs, pool = free_port(), free_port()
     started = [
@@ -310,7 +310,7 @@ def test_the_options_of_a_runner_come_before_the_sources(tmp_path):
 
 
 def test_the_description_of_a_dataflow_job(tmp_path, sources):
-    """It has no text; six steps run on one worker, and no other."""
+    """It contains no text; only six steps run on one worker."""
     pytest.importorskip("google.cloud.storage")
     pytest.importorskip("apache_beam.runners.dataflow.internal.apiclient")
     from bert_jax.data.cluster.beam import BeamEngine
@@ -362,7 +362,7 @@ COMBINE, GROUP = "beam:transform:combine_per_key:v1", "beam:transform:group_by_k
 
 
 def unpacked(payload: bytes) -> Iterator[bytes]:
-    """Yields what the functions of a step are pickled to."""
+    """Yields the pickled functions of a step."""
     for packed in re.findall(rb"[A-Za-z0-9+/]{40,}=*", payload):
         for unpack in (zlib.decompress, bz2.decompress):
             with contextlib.suppress(binascii.Error, OSError, ValueError, zlib.error):

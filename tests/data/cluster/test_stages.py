@@ -59,7 +59,7 @@ PLAIN = {"vocab_size": 140, "validation_fraction": 0.1}
 
 
 def made(sources: Path, output: str, *, times: int = 1, seed: int = 0, **options):
-    """Makes a corpus by the engine that repeats stages. Returns its fingerprint."""
+    """Makes a corpus with the engine that repeats stages. Returns its fingerprint."""
     chosen = CorpusOptions(source=[str(sources)], **{**PLAIN, **options})  # type: ignore[arg-type]
 
     def run_stages(job: Job, units: list[Unit]) -> None:
@@ -121,7 +121,7 @@ def test_a_job_makes_the_bytes_of_one_machine(tmp_path, sources, monkeypatch, na
 
 
 def edited(text: str, number: int) -> str:
-    """Returns a text with another word in one place in thirty or so, or in one in three."""
+    """Returns a text in which about one word in thirty, or one in three, is replaced."""
     words, step = text.split(" "), (37, 31, 29, 3)[number % 4]
     for place in range(number % step, len(words), step):
         words[place] = f"word{number}"
@@ -129,7 +129,7 @@ def edited(text: str, number: int) -> str:
 
 
 def test_groups_are_connected_by_any_number_of_steps():
-    """Against a search from document to document."""
+    """Compared with a graph search over documents."""
     draw = np.random.default_rng(0)
     for size in (0, 1, 5, 40, 300):
         pairs = draw.integers(0, 200, (size, 2), dtype=np.uint64) << np.uint64(31)
@@ -159,10 +159,10 @@ def test_long_documents_are_those_of_one_machine(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("budget", [0, 1, 300, 5000, 10**6])
 def test_the_sample_does_not_depend_on_the_order_of_merging(budget):
-    """Documents of the lowest priorities, up to and with the one that fills the budget."""
+    """Documents of the lowest priorities, up to and including the one that fills the budget."""
     draw = np.random.default_rng(1)
     rows = np.zeros(200, vocabulary._SAMPLED)
-    # Pieces of a long document have one priority.
+    # The pieces of a long document have the same priority.
     rows["priority"] = draw.permutation(10_000)[:200] // 50 * 50
     rows["digest"] = draw.integers(0, 2**64 - 1, 200, np.uint64)
     rows["size"], rows["number"] = draw.integers(1, 60, 200), np.arange(200)

@@ -100,7 +100,7 @@ def test_bytes_are_equal_for_any_number_of_workers(tmp_path, source, vocabulary,
 
 def test_the_manifest(tmp_path, source, vocabulary):
     with source.open("a") as stream:
-        # Two duplicates, and a document without a token.
+        # Two duplicates, and a document without tokens.
         stream.write("\n\n".join(["", *source.read_text().split("\n\n")[:2], "\u200b"]))
     corpus = made(source, tmp_path / "c", vocabulary)
     manifest = json.loads((tmp_path / "c/corpus.json").read_text())
@@ -142,14 +142,14 @@ def test_the_fingerprint_depends_on_the_content_only(tmp_path, source, vocabular
     assert fingerprint("second") == first
     assert fingerprint("third", seed=1) != first
     assert fingerprint("fourth", validation_fraction=0.2) != first
-    # A token moved to another place: counts and sizes are the same.
+    # A token moved to another position: counts and sizes stay the same.
     changed = source.read_text().replace("The cat", "Cat the", 1)
     assert changed != source.read_text()
     assert fingerprint("fifth", changed) != first
 
 
 def test_one_file_is_encoded_by_all_processes(tmp_path, source, vocabulary):
-    """The process that reads the file hands texts to the others."""
+    """The process that reads the file distributes texts to the others."""
     source.write_text(text_of(3000))
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("time.sleep(0.4)", "Path(f'{os.getpid()}.pid').touch()"))
@@ -271,7 +271,7 @@ def test_a_killed_run_leaves_no_process_and_is_resumed(tmp_path, source, vocabul
 
 
 def test_a_trained_tokenizer_is_kept_for_the_same_options_only(tmp_path, source, monkeypatch):
-    """Also where a run with a given tokenizer came in between."""
+    """Also if a run with a given tokenizer happened in between."""
 
     def run(vocab_size=None, **options):
         return prepare(
@@ -407,7 +407,7 @@ def test_an_output_inside_a_source_is_rejected(tmp_path, source):
 
 
 def test_a_glob_does_not_read_the_files_of_the_corpus(tmp_path, source):
-    """The vocabulary is a text file, and exists when the sources are read again."""
+    """The vocabulary is a text file that exists when the sources are read again."""
     (tmp_path / "data").mkdir()
     shutil.copy(source, tmp_path / "data")
     glob, output = str(tmp_path / "data/**/*.txt"), tmp_path / "data/corpus"
@@ -422,7 +422,7 @@ def test_two_commands_with_the_same_output(tmp_path, source, vocabulary):
     refused = pytest.raises(UsageError, match=rf"process {os.getpid()} on .* is writing {output}; ")
     with file_lock.hold(output / ".lock"), refused:
         made(source, output, vocabulary)
-    # The lock file of a killed process is not held, and goes.
+    # The lock file of a killed process is not held, and is removed.
     assert [path.name for path in output.iterdir()] == [".lock"]
     made(source, output, vocabulary)
     names = ["corpus.json", "keys", "tokenizer", "train", "validation"]
@@ -470,8 +470,8 @@ def ids_of(split: Split) -> list[list[int]]:
 
 
 def test_no_document_is_in_both_splits(tmp_path, vocabulary, monkeypatch):
-    """By the ids of a whole corpus, with copies in other files, spelled differently; and all pieces
-    of a document that is too long to be held are in one split, also where it comes again.
+    """Tested on the ids of a whole corpus, with copies in other files in another spelling. All
+    pieces of a document that is too long are in the same split, also if the document repeats.
     """
     monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 300)
     monkeypatch.setattr(document, "LONGEST_DOCUMENT_BYTES", 900)
@@ -511,7 +511,7 @@ def test_no_document_is_in_both_splits(tmp_path, vocabulary, monkeypatch):
 
 
 def test_documents_of_known_corpora_are_skipped(tmp_path, vocabulary, capsys):
-    """Those of both splits, spelled differently, and also of a corpus that left out others."""
+    """Documents of both splits, in another spelling, and of a corpus that skipped others."""
     texts = text_of(300).rstrip("\n").split("\n\n")
     places = []
     for number, first in enumerate((0, 80, 160)):

@@ -23,7 +23,7 @@ def vocabulary(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory, vocabulary):
-    """A corpus of several shards a split, and the documents in it: sentences of WORDS."""
+    """A corpus with several shards per split, and its documents: sentences of WORDS."""
     folder = tmp_path_factory.mktemp("corpus")
     draw = np.random.default_rng(0)
     documents = [
@@ -55,7 +55,7 @@ def corpus_folder(built, tmp_path):
 
 
 def read_back(split, tokenizer):
-    """Documents as lists of sentences of tokens, by the definition in `Split`."""
+    """Documents as lists of sentences of tokens, from the definition of `Split`."""
     documents = []
     for first, end in zip(split.document_starts[:-1], split.document_starts[1:], strict=True):
         sentences = []
@@ -137,7 +137,7 @@ def test_altered_bytes_are_found_by_checksum(corpus_folder, name):
     with pytest.raises(DataDamaged) as caught:
         open_corpus(corpus_folder, verify=SPLITS)
     assert str(file) in str(caught.value)
-    # What is not to be verified is not read.
+    # Files that are not verified are not read.
     open_corpus(corpus_folder, verify=set(SPLITS) - {name.split("/")[0]})
 
 
@@ -151,9 +151,9 @@ def test_a_shard_that_is_not_an_array_is_named(corpus_folder):
 @pytest.mark.parametrize(
     "tokens",
     [
-        [*VOCABULARY[:-2], VOCABULARY[-1], VOCABULARY[-2]],  # of the right size, altered
+        [*VOCABULARY[:-2], VOCABULARY[-1], VOCABULARY[-2]],  # altered, with the same size
         VOCABULARY[:-3],  # smaller than the ids
-        None,  # not there
+        None,  # missing
     ],
 )
 def test_another_tokenizer_is_rejected(corpus_folder, tmp_path, tokens):

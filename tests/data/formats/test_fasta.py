@@ -32,7 +32,7 @@ def test_records_are_documents(tmp_path, content, expected):
 
 
 def test_a_long_record_is_read_in_parts(tmp_path, monkeypatch):
-    """In lines of any length, also longer than what is read at once."""
+    """With lines of any length, also longer than one read."""
     monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 50)
     monkeypatch.setattr(document, "LONGEST_DOCUMENT_BYTES", 200)
     sequence = "".join("ACGT"[n * n % 7 % 4] for n in range(1030))

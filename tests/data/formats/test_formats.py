@@ -98,7 +98,7 @@ def test_only_bad_records_are_skipped(tmp_path, name, kind):
     got = read(tmp_path / name, findings=findings, skips_records=True)
     assert got == found[:place] + found[place + 1 :]
     assert not findings.files and findings.records == {str(tmp_path / name): 1}
-    # Without the option the record is refused by its place.
+    # Without the option the record is rejected with its location.
     (lost,) = findings.first_bad.values()
     assert refusal(tmp_path / name) == lost and lost.startswith(f"{tmp_path / name}, ")
 
@@ -133,14 +133,14 @@ def test_damage_of_a_packed_file_is_named(tmp_path, packing):
         whole[:half] + bytes(byte ^ 0xFF for byte in whole[half:]),
         TEXT.encode(),
         b"",
-        # A frame whose beginning is damaged is not the end of the file.
+        # A frame with a damaged header is not the end of the file.
         frames[0] + b"?" + frames[1][1:] + frames[2],
         b"".join(frames) + b"<html>",
     ):
         path.write_bytes(damaged)
         message = refusal(path)
         assert f"a.txt{packing}: damaged {tool} file (" in message and "()" not in message
-    if packing != ".zst":  # which has no padding
+    if packing != ".zst":  # zstd has no padding
         path.write_bytes(bytes(8).join(frames) + bytes(8))
         assert len(read(path)) == 3
 
@@ -174,7 +174,7 @@ def test_errors_in_files_are_named(tmp_path, name, content, expected):
 
 
 def test_a_csv_is_bad_after_an_unclosed_quote(tmp_path):
-    """Also where bad records are left out: how many rows the quote has taken is not known."""
+    """Also if bad records are skipped, since the number of rows inside the quote is unknown."""
     (tmp_path / "a.csv").write_text('n,text\n1,a\n2,"open\n' + "3,y\n" * 9)
     findings = Findings()
     read(tmp_path / "a.csv", findings=findings, skips_records=True)
@@ -256,7 +256,7 @@ def test_an_encoding_is_that_of_bytes_and_not_of_strings(tmp_path, kind):
 
 
 def test_a_parquet_file_is_read_a_few_rows_at_a_time(tmp_path):
-    """Whatever other columns and row groups it has."""
+    """Regardless of other columns and row groups."""
     from pyarrow import parquet
 
     words = [f"{n} " + "word " * 1000 for n in range(4000)]
@@ -344,7 +344,7 @@ def test_long_text_is_split_equally_in_every_format(tmp_path, monkeypatch, name,
         assert "".join("".join(parts) for parts in found).replace(" ", "") == "".join(
             lines
         ).replace(" ", "")
-        # Words are whole.
+        # Words are not split.
         assert [w for d in found for p in d for w in p.split()][: len(words)] == words
 
 
@@ -382,7 +382,7 @@ def test_two_or_four_bytes_per_letter_without_a_mark(tmp_path, text, encoding):
     for other in (None, "cp1252"):
         assert "zero bytes of UTF-16" in refusal(tmp_path / "a.txt", encoding=other)
     assert read(tmp_path / "a.txt", encoding=encoding) == text.strip().split("\n\n")
-    # A few zero bytes are in text of all kinds.
+    # A few zero bytes occur in all kinds of text.
     (tmp_path / "a.txt").write_text("A line.\x00\n\nAnother\x00 one, and more." + " word" * 20)
     assert len(read(tmp_path / "a.txt")) == 2
 
@@ -407,7 +407,7 @@ def test_text_of_another_encoding_is_named_by_line(tmp_path, data, encoding, sai
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
 def test_bytes_of_no_letter_are_not_read_as_utf8(tmp_path, name):
-    """0xc9 0xa1 are no letter of EUC-KR, and one of UTF-8: the record is left out."""
+    """0xc9 0xa1 is not a letter of EUC-KR, but of UTF-8: the record is skipped."""
     korean, bad = "한국어 문서".encode("euc_kr"), b"\xc9\xa1"
     records = {
         "a.txt": [korean, korean + bad, korean],
@@ -464,7 +464,7 @@ def test_one_byte_does_not_garble_a_page(tmp_path):
 
 
 def test_a_page_that_is_nested_too_deep_is_read_whole(tmp_path):
-    """To look for its main text takes time that grows with the square of the depth."""
+    """Extracting its main text takes time quadratic in the depth."""
     for depth, found in ((480, [_SENTENCE]), (510, ["Home", _SENTENCE])):
         page = _PAGE.replace("<p>", "<div>" * depth + "<p>")
         (tmp_path / "a.warc").write_bytes(response("", page.encode()))
@@ -496,7 +496,7 @@ def test_a_page_that_cannot_be_unpacked_is_one_bad_record(tmp_path, head):
     ],
 )
 def test_a_crawl_is_bad_from_a_broken_record_on(tmp_path, old, new):
-    """How many records are lost is not known, so none is called the only bad one."""
+    """The number of lost records is unknown, so no record is reported as the only bad one."""
     good = warc("conversion", b"the old cat")
     (tmp_path / "a.wet").write_bytes(good + good.replace(old, new) + good * 3)
     for skips in (False, True):

@@ -54,7 +54,7 @@ def _marks(text: str) -> int:
     return sum(unicodedata.category(c) == "Mn" for c in unicodedata.normalize("NFD", text))
 
 
-# Sub-words that SentencePiece finds at most, with the marks and without them.
+# The largest number of tokens that SentencePiece finds, with and without marks.
 _MOST = {
     "th": (50, 44), "hi": (48, 35), "ja": (50, 45), "de": (36, 32)
 }  # fmt: skip
@@ -77,7 +77,7 @@ def test_marks_are_kept_by_default(tmp_path, kind, code, caplog):
     for line in lines[:20]:
         before += _marks(line)
         decoded = tokenizer.decode(tokenizer.encode(line))
-        # Compatibility forms apart: ำ is two signs there, one of which is a mark.
+        # Compatibility forms are decomposed: ำ becomes two signs, one of which is a mark.
         after += _marks(decoded) - kind.startswith("s") * line.count("ำ")
     assert before == after > 20
 
@@ -121,7 +121,7 @@ def test_words_that_lose_a_mark_are_counted():
         ("für die Größe", 3, 2),
         ("がぎく", 3, 2),
         ("ไม่มี", 3, 2),  # letters with their marks: two of these have some
-        ("東京é 한국", 4, 1),  # Hangul only comes apart
+        ("東京é 한국", 4, 1),  # Hangul is only decomposed
         ("❤\ufe0f ok", 2, 0),
         ("", 0, 0),
     ]:
@@ -164,7 +164,7 @@ def test_long_runs_of_a_script_without_spaces_are_cut(tmp_path):
 
 
 def _rates(corpus, kind: str, vocabulary, *, length: int = 64) -> tuple[float, int]:
-    """The share of tokens that are predicted, and the rows without one, of rows cut anywhere."""
+    """The share of predicted tokens, and of rows without one, for rows cut at any position."""
     tokens = np.concatenate(corpus.train.shards).astype(np.int32)
     rows = len(tokens) // (length - 2)
     special = corpus.special
@@ -201,7 +201,7 @@ def test_masks_of_words_find_words_where_there_are_no_spaces(tmp_path, code):
 
 
 def test_words_of_text_with_spaces_are_not_pieces(tmp_path):
-    """The manifest decides for the masks of a corpus: by the share of its tokens."""
+    """The manifest determines the masks of a corpus by the share of its tokens."""
     lines = _lines(_SPACELESS["ja"], 120, between="", words=20)
     options = {"tokenizer": "sentencepiece", "vocab_size": 90, "workers": 1}
     corpus = prepare([_source(tmp_path, lines)], tmp_path / "c", validation_fraction=0.1, **options)
@@ -215,7 +215,7 @@ def test_words_of_text_with_spaces_are_not_pieces(tmp_path):
     assert not is_by_piece(tokenizer, counts)
     wordpiece = train_wordpiece(lines, vocab_size=200, lowercase=True)
     assert (begins_word(wordpiece) == begins_word(wordpiece, by_piece=False)).all()
-    # The doctor warns of whole-word masks where a sentence is one word.
+    # The doctor warns about whole-word masks if a sentence is one word.
     config = config_loader.load_config("tiny_docs_cpu", ["data.mask=whole_words"])
     old = dataclasses.replace(corpus, begins_word=by_space)
     results = [doctor_corpus.predictions(config, each).result for each in (old, corpus)]

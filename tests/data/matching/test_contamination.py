@@ -20,7 +20,7 @@ def text(count: int, draw: random.Random) -> str:
 
 @pytest.fixture
 def test_sets(tmp_path):
-    """A set of 40 records of 20 words; one of 10 of 10 words and 5 of 5."""
+    """A set of 40 records with 20 words; one of 10 with 10 words and 5 with 5."""
     draw = random.Random(3)
     long = [text(20, draw) for _ in range(40)]
     short = [text(10, draw) for _ in range(10)] + [text(5, draw) for _ in range(5)]
@@ -30,7 +30,7 @@ def test_sets(tmp_path):
 
 
 def test_a_bad_record_of_a_test_set_is_an_error(test_sets, tmp_path):
-    """Bad records are left out of the text alone: its test set would stay in it."""
+    """Only bad records of the text are skipped: in a test set they would stay in the corpus."""
     (tmp_path / "text.txt").write_text("\n\n".join(test_sets[0]) + "\n")
     with (tmp_path / "long.jsonl").open("a") as file:
         file.write('{"text": "cut in the')
@@ -49,7 +49,7 @@ def test_a_bad_record_of_a_test_set_is_an_error(test_sets, tmp_path):
 def test_planted_records_are_found_named_and_removed(test_sets, tmp_path, capsys):
     long, short = test_sets
     draw = random.Random(4)
-    # Spelt otherwise; cut to 13 words; to 12, which is too few; a whole short one; a part of one.
+    # Another spelling; cut to 13 words; to 12, too few; a whole short record; a part of one.
     planted = [
         long[0].upper(),
         ", ".join(long[1].split()[3:16]),
@@ -78,7 +78,7 @@ def test_planted_records_are_found_named_and_removed(test_sets, tmp_path, capsys
         sets[0]: {"records": 40, "looked_for": 40, "found": 3},
         sets[1]: {"records": 15, "looked_for": 10, "found": 2},
     }
-    # Where the sets lie does not matter, and what they say does.
+    # The paths of the sets do not matter, but their content does.
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes((tmp_path / "long.jsonl").read_bytes())
     again = prepare(
@@ -119,7 +119,7 @@ def test_matches_in_skipped_files_do_not_count(test_sets, tmp_path, capsys):
     ids=["Japanese", "Thai"],
 )
 def test_a_word_without_spaces_has_several_characters(letters, enough, tmp_path):
-    """13 characters are an everyday phrase; as many as 13 words have are not."""
+    """13 characters are an everyday phrase; the characters of 13 words are not."""
     draw = random.Random(6)
     record = "".join(draw.choice(letters) for _ in range(80))
     (tmp_path / "set.txt").write_text(f"{record}\n")
@@ -132,7 +132,7 @@ def test_a_word_without_spaces_has_several_characters(letters, enough, tmp_path)
 
 
 def test_all_held_out_splits_of_a_folder_are_compared(tmp_path, capsys):
-    """A benchmark as the hub has it: `validation` and `test`, in whose `train` nobody is scored."""
+    """A benchmark of the hub: `validation` and `test` are compared, `train` is not."""
     draw = random.Random(5)
     of = {split: [text(20, draw) for _ in range(4)] for split in ("train", "validation", "test")}
     folder = tmp_path / "bench"

@@ -78,7 +78,7 @@ def test_upper_and_lower_case_letters_are_equal():
 
 
 def plainly(text: str) -> str:
-    """The rule in a few lines: folded, NFKC, any i one letter; letters, marks and digits alone."""
+    """Reference: folded, NFKC, all forms of i equal; only letters, marks and digits."""
 
     def counts(c: str) -> bool:
         return c.isalnum() if c.isascii() else unicodedata.category(c)[:1] in "LMN"
@@ -94,7 +94,7 @@ def plainly(text: str) -> str:
     st.text(st.sampled_from("aBΪΐᾷͅI\u03071. \n-éÉßẞﬁ²½́̈ガか゛किัΣσς한ᄒ\u00a0—😀𝐀ıİ"), max_size=12)
 )
 def test_two_streams_agree_with_the_rule(text):
-    """Those of ASCII and the rest: together they are the rule's letters, in their order."""
+    """ASCII and the rest: together they are the letters of the rule, in order."""
     plain, rest = identity._streams(text.encode())
     expected = plainly(text)
     assert plain.decode() == "".join(c for c in expected if c.isascii())
@@ -117,7 +117,7 @@ def test_equal_documents_are_in_the_same_split(tmp_path):
 
 
 def test_all_pieces_of_a_record_are_in_the_same_split(tmp_path, monkeypatch):
-    """That of its beginning, which another spacing does not move."""
+    """The split of the beginning, which does not depend on spacing."""
     monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 200)
     monkeypatch.setattr(document, "LONGEST_DOCUMENT_BYTES", 1000)
     monkeypatch.setattr(identity, "_BEGINNING_BYTES", 300)

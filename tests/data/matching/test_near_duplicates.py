@@ -27,7 +27,7 @@ TEXTS = [
 
 
 def runs_by_python(text: str, length: int) -> set[tuple[str, ...]]:
-    """The same by a regular expression: words of letters, marks and digits, or one ideograph."""
+    """Reference by a regular expression: words of letters, marks and digits, or one ideograph."""
     text = unicodedata.normalize("NFKC", text.casefold())
     alone = "\u0e00-\u0e7f\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u4e00-\u9fff"
     marks = "".join(c for c in set(text) if unicodedata.category(c)[0] in "LMN")
@@ -51,7 +51,7 @@ def test_n_grams_are_those_in_the_text(length):
 
 
 def edited(text: list[str], share: float, draw: random.Random) -> list[str]:
-    """Returns a copy in which a stretch of that share is other words, as an editor changes one."""
+    """Returns a copy in which a contiguous share of the words is replaced."""
     start = draw.randrange(int(len(text) * (1 - share)) + 1)
     other = [draw.choice(VOCABULARY) for _ in range(int(len(text) * share))]
     return text[:start] + other + text[start + len(other) :]
@@ -97,7 +97,7 @@ def test_planted_copies_are_found_as_by_comparing_all_pairs(similarity):
 
 
 def test_signatures_do_not_change():
-    """The same documents must give the same corpus later: rensa must sign as before."""
+    """The same documents must give the same corpus later, so rensa's signatures must not change."""
     signer = Signer(0.8)
     for start in range(0, 1000, 40):
         signer.add(" ".join(VOCABULARY[start : start + 50]).encode())

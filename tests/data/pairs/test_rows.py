@@ -25,7 +25,7 @@ def read(kind: str, plan, *, split=SPLIT, length: int = LENGTH) -> dict[str, np.
 
 
 def texts_of(rows: dict[str, np.ndarray]) -> list[list[np.ndarray]]:
-    """The tokens of both texts of each row, as numbers of the split, which has each once."""
+    """The tokens of both texts of each row, as indices of the split, which are unique."""
     found = []
     for ids, sequences, positions in zip(
         rows["input_ids"], rows["sequence_ids"], rows["position_ids"], strict=True

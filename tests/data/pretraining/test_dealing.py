@@ -27,7 +27,7 @@ def test_each_batch_and_the_total_keep_the_shares(sources: int, rows: int):
     before = made.before(steps)
     each = np.diff(before, axis=0)
     assert (each >= 0).all() and (each.sum(1) == rows).all() and not before[0].any()
-    # A share is rounded to a whole row in so many of them.
+    # Shares are rounded to a whole row in this many steps.
     period = rows * dealing._LONGEST
     rounded = made.before(np.array([dealing._LONGEST]))[0] / period
     assert np.abs(rounded - shares).max() < 1 / period

@@ -13,18 +13,18 @@ from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL
 
 VOCAB_SIZE = 1000
-# Standard deviations a share may be off. At 4.5 one honest statistic in 150,000 would fail.
+# Tolerated standard deviations. At 4.5, one correct statistic in 150,000 would fail.
 Z = 4.5
 
 
 def within(hits: int, trials: int, probability: float) -> bool:
-    """A binomial count lies within Z standard deviations of its mean."""
+    """A binomial count is within Z standard deviations of its mean."""
     spread = math.sqrt(trials * probability * (1 - probability))
     return abs(hits - trials * probability) < Z * spread
 
 
 def make_rows(lengths: np.ndarray, row_length: int) -> np.ndarray:
-    """`[CLS] words [SEP] words [SEP]` of the given lengths, no word being special."""
+    """`[CLS] words [SEP] words [SEP]` of the given lengths, without special tokens as words."""
     shape = (lengths.size, row_length)
     words = counter_rng.bits(11, np.arange(lengths.size * row_length)).reshape(shape)
     ids = (FIRST_WORD + counter_rng.randint(words, VOCAB_SIZE - FIRST_WORD)).astype(np.int32)
@@ -146,9 +146,9 @@ def test_every_position_is_as_likely():
     hits = np.bincount(masked["mlm_positions"][masked["mlm_weights"] == 1], minlength=64)
     words = ids[0] >= FIRST_WORD
     assert (hits[~words] == 0).all()
-    # A row hits a position at most once: hits are binomial in the rows.
+    # A row masks a position at most once: counts are binomial in the rows.
     assert all(within(count, 20_000, 10 / 61) for count in hits[words])
-    # And pairs of neighbours are hit together as often as sampling without replacement has it.
+    # Pairs of neighbors are masked together as often as in sampling without replacement.
     chosen = np.zeros((20_000, 64), bool)
     np.put_along_axis(chosen, masked["mlm_positions"].astype(np.int64), True, axis=1)
     both = chosen[:, 1:31] & chosen[:, 2:32]
@@ -173,7 +173,7 @@ def test_a_run_warns_about_too_few_prediction_slots(corpus, tmp_path, monkeypatc
         raise UsageError("far enough")
 
     monkeypatch.setattr("bert_jax.memory.fit.settle", stop)
-    # A rate that is raised, and the room of a config that was made for the old one.
+    # A higher mask rate, with the slots of a config for the old rate.
     command = ["pretrain", "tiny_docs_cpu", "--corpus", str(corpus), "--workdir", str(tmp_path)]
     small = ["--set", "phases.1.max_predictions=10"]
     assert main([*command, *small, "--set", "data.masked_lm_prob=0.4"]) == 2

@@ -27,7 +27,7 @@ _COUNTS = {"documents": 0, "sentences": 0, "tokens": 0}
 
 
 def corpus_of(number: int, documents: int) -> Corpus:
-    """Tokens of source k are k * TOKENS and more, each another one: a row tells its source."""
+    """Tokens of source k are distinct ids from k * TOKENS: a row shows its source."""
     split = random_split(documents, seed=number, mean_tokens=6, vocab_size=None, num_shards=2)
     assert split.tokens < TOKENS
     shards = tuple(shard + number * TOKENS for shard in split.shards)
@@ -78,7 +78,7 @@ def made(
 
 
 def sources_in(batch: Batch) -> list[list[int]]:
-    """The numbers of the sources that the words of each row are from."""
+    """The numbers of the sources of the words in each row."""
     ids = restored(batch).astype(np.int64) - FIRST_WORD
     return [np.unique(row[row >= 0] // TOKENS).tolist() for row in ids]
 
@@ -112,7 +112,7 @@ def test_default_weights_are_sizes_smoothed_by_a_temperature():
 
 @pytest.mark.parametrize("options", [PLAIN, PACKED], ids=["unpacked", "packed"])
 def test_any_hosts_at_any_time_make_the_same_batches(options):
-    """Whatever was asked before, in however many parts, and with however many rows at once."""
+    """For any earlier requests, ranges, and numbers of rows at once."""
     options = dataclasses.replace(options, source_weights="code=1,talk=3,wiki=7")
     expected = {step: made(options=options).batch_at(step, range(ROWS)) for step in (0, 7, 31)}
     again = made(options=options)
@@ -137,7 +137,7 @@ def test_many_sources_equal_separately_planned_sources(monkeypatch):
 
 
 def test_the_first_source_has_the_same_rows_without_others():
-    """Its k-th row is its k-th row in a run of its own, bit for bit."""
+    """Its k-th row equals the k-th row of a run with only this source, bit for bit."""
     plain = Pipeline(
         SOURCES["code"].train, collator=MLM_NSP, vocabulary=Vocabulary(SPECIAL, 10**6),
         options=DataConfig(), phases=(PHASE,), seed=3,
@@ -178,7 +178,7 @@ def test_a_part_of_a_mixture_is_its_source():
             begin = part.sentence_starts[0]
             assert np.array_equal(tokens[begin : begin + own.tokens], np.concatenate(own.shards))
             assert part.name == f"{name} {split}"
-    # Of the held-out rows, which are as many from each, whatever the tokens that they have.
+    # The mean over held-out rows: each source has equally many, regardless of its tokens.
     assert whole.manifest["unigram_entropy_nats"] == pytest.approx(1)
 
 

@@ -78,7 +78,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def rows_of(made: Pipeline, first: int, stop: int) -> Batch:
-    """Returns the rows `first` to `stop` of `PHASE`, whatever steps they belong to."""
+    """Returns the rows `first` to `stop` of `PHASE`, regardless of their steps."""
     size = PHASE.global_batch_size
     steps = range(first // size, -(-stop // size))
     whole = joined([made.batch_at(step, range(size)) for step in steps])
@@ -86,7 +86,7 @@ def rows_of(made: Pipeline, first: int, stop: int) -> Batch:
 
 
 def sequences_of(batch: Batch, objective: str = "mlm+nsp") -> collections.Counter:
-    """Returns all that there is of each sequence of a batch, wherever it stands, as bytes."""
+    """Returns all values of each sequence of a batch, at any position, as bytes."""
     fields, found = OBJECTIVES[objective].fields, collections.Counter()
     ids = batch["sequence_ids"]
     for row, number in ((r, n) for r in range(len(ids)) for n in range(1, ids[r].max() + 1)):
@@ -117,7 +117,7 @@ def test_each_sequence_has_its_position(lengths, most):
         examples, (count,) = packing.take(np.array([row]))
         assert 1 <= count <= most and lengths[examples].sum() <= 20
     assert packing.starts[0] == 0 and packing.starts[-1] == len(lengths)
-    # One after the other, each into the fullest row that has room: the same rows come out.
+    # One after the other, each into the fullest row with enough space: gives the same rows.
     rows: list[int] = []
     for length in sorted(lengths.tolist(), reverse=True):
         fitting = [row for row in rows if row + length <= 20]
@@ -130,7 +130,7 @@ def test_each_sequence_has_its_position(lengths, most):
 
 
 def test_rows_are_full():
-    """The lengths of a corpus of short articles: two fifths fill a row of their own."""
+    """The lengths of a corpus of short articles: two fifths fill a separate row."""
     draw = np.random.default_rng(0)
     lengths = np.where(draw.random(100_000) < 0.4, 512, draw.geometric(0.01, 100_000) + 4)
     lengths = np.minimum(lengths, 512)
@@ -141,7 +141,7 @@ def test_rows_are_full():
 
 
 def test_the_share_of_padding_is_that_of_an_epoch():
-    """Within what two draws of the same documents differ by."""
+    """Within the difference of two draws of the same documents."""
     found = padding(SPLIT, options=DataConfig(), phase=PHASE, seed=3)
     alone, packed = pipeline(DataConfig()), pipeline()
     rows = planned(DataConfig()).first.rows
@@ -180,7 +180,7 @@ def test_rows_of_an_epoch_are_not_those_of_the_next():
 
 
 def _kinds():
-    """Every objective with the rows that it can learn from, and every mask."""
+    """Every objective with suitable rows, and every mask."""
     for objective, rows in itertools.product(OBJECTIVES.names(), ROWS.names()):
         is_ours = OBJECTIVES.is_builtin(objective) and ROWS.is_builtin(rows)
         # Pairs of texts: tests/objectives/test_contrastive.py.
@@ -192,7 +192,7 @@ def _kinds():
 
 @pytest.mark.parametrize(("objective", "rows", "mask"), [*_kinds()])
 def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask, monkeypatch):
-    # Short sequences are masked in tables of fewer columns: here in tables of several widths.
+    # Short sequences are masked in tables with fewer columns: this test has several widths.
     monkeypatch.setattr(packing, "_SHORT", 16)
     options = dataclasses.replace(PACKED, rows=rows, mask=mask)
     packed = pipeline(options, objective=objective)
@@ -204,7 +204,7 @@ def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask, monkeypatch):
     expected = sequences_of(rows_of(alone, 0, size), objective)
     assert sum(expected.values()) == size
     assert sequences_of(batch, objective) == expected
-    # The rest of a row is padding, and counts for nothing.
+    # The rest of a row is padding without weight.
     fields = OBJECTIVES[objective].fields
     assert {name: array.dtype for name, array in batch.items()} == {
         name: np.dtype(field.dtype) for name, field in fields.items()
@@ -214,7 +214,7 @@ def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask, monkeypatch):
     for name, field in fields.items():
         if field.size == "L" and name != "input_ids":
             assert not batch[name][is_padding].any(), name
-    # Of another epoch a few rows may be left out, and a few come twice.
+    # Another epoch may omit a few rows, and repeat a few.
     again = sequences_of(rows_of(packed, number, 2 * number), objective)
     expected = sequences_of(rows_of(alone, size, 2 * size), objective)
     assert again.keys() <= expected.keys()
@@ -222,7 +222,7 @@ def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask, monkeypatch):
 
 
 def test_a_batch_is_a_function_of_its_step():
-    """Whatever is asked for in between, by however many hosts."""
+    """For any other requests in between, by any number of hosts."""
     short = dataclasses.replace(PHASE, steps=30)
     long = dataclasses.replace(PHASE, sequence_length=48, steps=10, global_batch_size=4)
     made = pipeline(PACKED, short, long)
@@ -238,7 +238,7 @@ def test_a_batch_is_a_function_of_its_step():
 
 
 def test_every_row_has_slots_for_its_predictions():
-    """Also where nearly every sequence is rounded up."""
+    """Also if nearly every sequence is rounded up."""
     for rate, length in itertools.product((0.02, 0.1, 0.15, 0.3, 0.5), (16, 32, 128)):
         phase = PhaseConfig(sequence_length=length)
         packed = phase.resolved(rate, packing="best_fit")
@@ -275,7 +275,7 @@ MODEL = ModelConfig(
 
 @functools.cache
 def two_batches(objective: str) -> tuple[Batch, Batch]:
-    """The same sequences in rows of their own and packed; both with room for the same."""
+    """The same sequences in separate rows and packed, with the same number of slots."""
     kind = OBJECTIVES[objective]
     rows = (kind.rows or ("sentence_pairs",))[0]
     options = dataclasses.replace(PACKED, rows=rows)
@@ -334,7 +334,7 @@ def compiled(objective: str, block: str, attention: str, states: bool):
     return params, jax.jit(jax.grad(loss, has_aux=True))
 
 
-# Fields of the model: each kind of position, and all else in which blocks differ from BERT's.
+# Fields of the model: each kind of position, and all other differences from BERT's blocks.
 BLOCKS = {
     "bert": {},
     "modern": {"norm_placement": "pre", "norm": "rmsnorm", "feed_forward": "gated"},
@@ -352,13 +352,13 @@ def _models():
         if OBJECTIVES.is_builtin(objective) and OBJECTIVES[objective].texts == 1:
             yield objective, "bert", "fused", False
     yield from (("mlm+nsp", block, "fused", False) for block in BLOCKS if block != "bert")
-    # The others serve windows, or TPUs.
+    # The others are for windows or TPUs.
     for attention in ("plain", "chunked"):
         yield "mlm+nsp", "bert", attention, False
 
 
 each_model = pytest.mark.parametrize(("objective", "block", "attention", "states"), [*_models()])
-# What the columns of an output are those of.
+# The kind of each output's columns.
 _COLUMNS = {"last_hidden_state": "L", "mlm_logits": "M", "nsp_logits": "P", "replaced_logits": "L"}
 
 
@@ -397,7 +397,7 @@ def test_outputs_and_gradients_equal_those_of_separate_rows(objective, block, at
 
 @each_model
 def test_sequences_do_not_attend_to_each_other(objective, block, attention, states):
-    """Other tokens in one sequence of each row change no bit of what comes out of the others."""
+    """Other tokens in one sequence of a row do not change a bit of the other outputs."""
     params, function = compiled(objective, block, attention, states)
     _, batch = two_batches(objective)
     for number in (1, 2):
@@ -470,7 +470,7 @@ def test_arrays_that_cannot_be_packed_are_named():
 
 
 def test_evaluation_is_not_packed():
-    """Its batches are those of a run that is not packed: their figures can be compared."""
+    """Its batches equal those of a run without packing, so that metrics are comparable."""
     packed = complete(config())
     unpacked = complete(dataclasses.replace(packed, data=DataConfig(), phases=config().phases))
     found = []
@@ -494,7 +494,7 @@ def test_evaluation_is_not_packed():
 
 
 def test_the_work_of_a_packed_run(corpus, capsys):
-    """Its batches are as announced, and its rows of the log say how many sequences there are."""
+    """Its batches have the announced shape, and its log rows contain the number of sequences."""
     phases = (PhaseConfig(sequence_length=48, steps=2, global_batch_size=8),)
     data = dataclasses.replace(PACKED, short_seq_prob=1.0, prefetch=1)
     config = complete(tiny_config(phases=phases, data=data))

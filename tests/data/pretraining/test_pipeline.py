@@ -24,12 +24,12 @@ from tests.limits import HUNG
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split, split_from_lengths
 
 SMALL = PhaseConfig(sequence_length=32, steps=100, global_batch_size=16, max_predictions=5)
-# Standard deviations a statistic may be off. At 4.5 one honest statistic in 150,000 would fail.
+# Tolerated standard deviations. At 4.5, one correct statistic in 150,000 would fail.
 Z = 4.5
 
 
 def make_split(num_documents: int = 60, **kw) -> Split:
-    """Every token is another id, so that a row tells which tokens of the corpus it holds."""
+    """Every token has another id, so that a row shows which tokens of the corpus it holds."""
     return random_split(num_documents, mean_tokens=8, vocab_size=None, **kw)
 
 
@@ -66,7 +66,7 @@ def make_evaluation(split: Split, **kw) -> EvaluationSet:
 
 
 def restored(batch: Batch) -> np.ndarray:
-    """`input_ids` before they were masked."""
+    """`input_ids` before masking."""
     ids = batch["input_ids"].copy()
     row, column = np.nonzero(batch["mlm_weights"])
     ids[row, batch["mlm_positions"][row, column]] = batch["mlm_targets"][row, column]
@@ -166,7 +166,7 @@ def test_the_seed_decides_and_shards_do_not():
 
 
 def test_shares_over_a_large_sample():
-    """15 % of the tokens are predicted, and the labels are those of the plan."""
+    """15 % of the tokens are predicted, and the labels come from the plan."""
     split = random_split(5000, vocab_size=5000)
     phase = PhaseConfig(sequence_length=128, steps=40, global_batch_size=256, max_predictions=20)
     pipeline = Pipeline(
@@ -182,9 +182,9 @@ def test_shares_over_a_large_sample():
     wanted = np.maximum(1, np.rint(lengths * 0.15))
     assert np.array_equal(batch["mlm_weights"].sum(axis=1), np.minimum(wanted, 20))
     share = batch["mlm_weights"].sum() / lengths.sum()
-    # Each row's count is rounded: off by at most half a token (one, at the floor of 1) a row.
+    # Each row's count is rounded: the error per row is at most half a token (one at the minimum 1).
     assert abs(share - 0.15) < 0.5 * len(lengths) / lengths.sum()
-    # The labels have the ratio of an independent plan, within the binomial error of both.
+    # The ratio of labels matches an independent plan, within the binomial error of both.
     size = epoch_size(split, phase)
     plan = SENTENCE_PAIRS.plan(split, options=DataConfig(), sequence_length=128, key=5)
     ratio = plan.labels["is_random"].mean()
@@ -203,7 +203,7 @@ def test_an_epoch_shows_every_pair_of_its_plan_once():
     assert len(set(first)) == len(first) == epoch_size(split)
     assert first != sorted(first)
     assert set(first) == rows_of_plan(split, stream_of(split, DataConfig(), SMALL).plans.get(0))
-    # The second epoch repeats a pair only if it has fewer than the first.
+    # The second epoch only repeats a pair if it has fewer pairs than the first.
     assert len(set(second) & set(first)) < 0.2 * len(first)
     assert len(set(second)) > 0.9 * len(second)
 
@@ -215,8 +215,8 @@ def test_masks_differ_in_every_epoch_and_phase():
     pipeline = make_pipeline(split, phase, phase)
     assert epoch_size(split, phase) == 2
     batch = join([pipeline.batch_at(step, range(2)) for step in range(100)])
-    # 5 of 28 positions: 98,280 choices, so that 200 draws all differ with chance 0.8 and hardly
-    # more than two pairs of them agree.
+    # 5 of 28 positions: 98,280 choices, so that 200 draws all differ with probability 0.8, and
+    # rarely more than two pairs of them agree.
     assert len(np.unique(batch["mlm_positions"], axis=0)) > 195
 
 
@@ -267,7 +267,7 @@ def test_phases_follow_each_other():
         pipeline.batch_at(step, range(2))["input_ids"].shape for step in (0, 99, 100, 103, 104, 203)
     ]
     assert shapes == [(2, 32)] * 2 + [(2, 64)] * 2 + [(2, 32)] * 2
-    # Equal phases are not the same examples twice.
+    # Equal phases do not have the same examples.
     first, again = (pipeline.batch_at(step, range(16)) for step in (0, 104))
     assert (first["input_ids"] != again["input_ids"]).mean() > 0.5
     with pytest.raises(IndexError):
@@ -409,7 +409,7 @@ def test_prediction_slots_follow_the_mask_rate_by_default():
 
 
 def test_a_phase_may_override_the_mask_rate():
-    """Its batches are those of a run at that rate; those of the other phase stay as they are."""
+    """Its batches equal those of a run at that rate; the other phase's batches do not change."""
     split = make_split()
 
     def batches(*rates: float, rate: float = 0.15):
@@ -487,7 +487,7 @@ def test_tf_data_computes_a_bounded_number_of_batches_ahead():
     until = time.monotonic() + HUNG
     while len(computed) < 3 and time.monotonic() < until:
         time.sleep(0.01)
-    # One was taken; two wait, and each of two workers may hold two more.
+    # One batch was taken, two wait, and each of two workers may hold two more.
     assert 3 <= len(computed) <= 7
 
 

@@ -42,7 +42,7 @@ def expected_rows(kind: str, split: Split, length: int, key: int = 5) -> list[Ro
 
 
 def in_ids(row: Row) -> tuple[list[int], list[int]]:
-    """The ids and token types of a row, of a split in which no two tokens are alike."""
+    """The ids and token types of a row in a split with unique tokens."""
     ids, types = [SPECIAL.cls], [0]
     for number, segment in enumerate(row):
         for part in segment:
@@ -69,7 +69,7 @@ def assert_equals_the_original(kind: str, split: Split, length: int, key: int = 
 @each_kind
 @pytest.mark.parametrize("length", [8, 32, 128])
 def test_equals_the_original_row_by_row(kind, length, monkeypatch):
-    monkeypatch.setattr(spans, "_BLOCK", 100)  # the walk goes on where a block ends
+    monkeypatch.setattr(spans, "_BLOCK", 100)  # the walk continues after a block
     split = random_split(120, mean_sentences=8, mean_tokens=9, vocab_size=None, num_shards=3)
     assert_equals_the_original(kind, split, length)
 
@@ -78,9 +78,9 @@ def test_equals_the_original_row_by_row(kind, length, monkeypatch):
 @pytest.mark.parametrize(
     ("sentences", "documents"),
     [
-        ([1], [1]),  # the smallest corpus there is
+        ([1], [1]),  # the smallest possible corpus
         ([1] * 40, [1] * 40),  # a separator between any two tokens
-        ([30, 30, 62, 1, 61, 1, 62], [2, 1, 2, 1, 1]),  # rows that are just full
+        ([30, 30, 62, 1, 61, 1, 62], [2, 1, 2, 1, 1]),  # rows that are exactly full
         ([700, 1, 900, 3, 63, 1500], [2, 1, 3]),  # sentences longer than a row
         ([1] * 2000, [2000]),
     ],
@@ -93,7 +93,7 @@ def test_equals_the_original_in_corner_cases(kind, sentences, documents):
 
 @each_kind
 def test_the_middle_of_a_corpus_makes_valid_rows(kind):
-    """A split whose first sentence is not the first of the shard: the doctor looks at such."""
+    """A split that begins inside a shard, as in the doctor."""
     split = random_split(30, vocab_size=None)
     first, last = split.document_starts[[10, 20]]
     middle = dataclasses.replace(
@@ -151,7 +151,7 @@ def test_another_key_is_another_epoch_of_electras_rows():
 
 
 def statistics_of(lengths: np.ndarray, first: np.ndarray, length: int) -> list[float]:
-    """Rows, tokens a row, those of the first segment, full rows, rows of one segment."""
+    """Rows, tokens per row, tokens of the first segment, full rows, rows of one segment."""
     is_one = first + 2 == lengths
     return [
         lengths.size, lengths.mean(), first.mean(), (lengths == length).mean(), is_one.mean(),

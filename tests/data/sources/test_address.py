@@ -37,7 +37,7 @@ def memory() -> Iterator[MemoryFileSystem]:
 
 
 def test_one_fingerprint(tmp_path, memory, bucket):
-    """By the command; a folder, with what is left out of it, and a glob."""
+    """Through the command: a folder with skipped files, and a glob."""
     folder, vocabulary = tmp_path / "data", tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(VOCABULARY) + "\n")
     parts = texts(40)
@@ -130,7 +130,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys, kind, package
 
 
 class _Broken(MemoryFileSystem):
-    """A store whose files end in an error of the network, or of anything."""
+    """A store with files that end in a network error, or in any other error."""
 
     error: Exception = OSError("nothing")
 
@@ -170,7 +170,7 @@ def test_a_network_failure_is_not_damage(monkeypatch, memory, ending, error, kin
 
 
 def test_a_bucket_is_read_in_large_blocks(bucket):
-    """Whatever unpackers ask for."""
+    """For any block size that decompressors request."""
     fsspec.filesystem("gs").pipe_file("bucket/once.jsonl.gz", PACKERS[".gz"](b"x" * 3_000_000))
     control(bucket)
     with pytest.raises(UsageError, match="not JSON"):
@@ -200,7 +200,7 @@ class _Hub(MemoryFileSystem):
     "source", ["hf:org/name", "hf://datasets/org/name", "hf:org/name/data/train-*.txt"]
 )
 def test_a_data_set_of_the_hub(monkeypatch, memory, source):
-    """By its name; the hub itself is fsspec's, and not on this machine."""
+    """By its name; fsspec reads the hub itself."""
     memory.pipe_file("/datasets/org/name/data/train-0.txt", "\n\n".join(texts(4)).encode())
     memory.pipe_file("/datasets/org/name/data/test-0.txt", b"held out")
     memory.pipe_file("/datasets/org/name/README.md", b"a card")
@@ -224,7 +224,7 @@ def test_other_names_are_answered_with_the_right_spelling(source, message):
 
 
 def test_an_offline_hub(monkeypatch):
-    """It is no failure of the network, which would come back."""
+    """It is not a network failure, which would be temporary."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     class Offline(_Hub):

@@ -11,7 +11,7 @@ from bert_jax.errors import UsageError
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A Python with one topic, one library module and one package, and what must be passed over."""
+    """A Python with one topic, one library module and one package, and files to skip."""
     library, packages = tmp_path / "lib", tmp_path / "site"
     files = {
         library / "pydoc_data/topics.py": (
@@ -76,7 +76,7 @@ def test_a_machine_without_source_files_is_an_error(tmp_path, monkeypatch):
 
 
 def test_the_library_of_this_machine(monkeypatch):
-    """The standard library alone: a tenth of the text, in a tenth of the time."""
+    """Only the standard library: a tenth of the text, in a tenth of the time."""
     monkeypatch.setattr(module, "_PACKAGES", ())
     module.documentation.cache_clear()
     documents = documentation()
@@ -128,7 +128,7 @@ def test_the_library_of_this_machine(monkeypatch):
          ["The text after it is in."]),
         ("word     meaning of the word    a third column.\n\nThe text after it is in.",
          ["The text after it is in."]),
-        # Parameters: names and types go, descriptions stay, each a paragraph.
+        # Parameters: names and types are removed, descriptions stay, one paragraph each.
         (
             "Parameters\n----------\nx : array_like, optional\n"
             "    The array that is to be sorted.\n"
@@ -157,7 +157,7 @@ def test_the_library_of_this_machine(monkeypatch):
         ),
         ("Read [the whole guide](https://example.com/x) and then `the site <http://x.y>`_ of it.",
          ["Read the whole guide and then the site of it."]),
-        # Not prose: too short, no sentence, code, licences.
+        # Not prose: too short, no sentence, code, licenses.
         ("Too short.", []),
         ("A list of words without an end", []),
         ("x = f(y)[0] + g(z) ** 2 if a else {b: c}.", []),

@@ -75,7 +75,7 @@ class _Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path) -> Iterator[str]:
-    """Yields the address of a hub with the data set org/name, of two splits."""
+    """Yields the address of a hub with the data set org/name, which has two splits."""
     folder = tmp_path / "hub/org/name/data"
     folder.mkdir(parents=True)
     (folder / "train-0.txt").write_text(text_of(60, seed=1))

@@ -63,7 +63,7 @@ def test_a_file_with_brackets_in_its_name_is_a_file(tmp_path):
 
 
 def test_memory_is_bounded_by_the_limits_not_by_the_file(tmp_path):
-    """A line of 256 MB without a newline, read by a process that may take 100 MB for it."""
+    """A line of 256 MB without a newline, read by a process with a limit of 100 MB for it."""
     path = tmp_path / "long.txt.gz"
     with gzip.open(path, "wb", compresslevel=1) as stream:
         for _ in range(256):
@@ -109,7 +109,7 @@ def test_missing_sources_are_errors_before_reading(tmp_path):
 
 @pytest.fixture(scope="module")
 def tfds_folder(tmp_path_factory):
-    """Two small data sets, built with a real builder in another process and found on disk here."""
+    """Two small data sets, built by a real builder in another process and read from disk."""
     pytest.importorskip("tensorflow_datasets")
     folder = tmp_path_factory.mktemp("tfds")
     script = folder / "tiny_text.py"
@@ -153,11 +153,11 @@ for config in FIELDS:
 """
 
 
-@pytest.mark.filterwarnings("ignore")  # of tensorflow's own imports
+@pytest.mark.filterwarnings("ignore")  # warnings of tensorflow's imports
 def test_tfds(tfds_folder, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tfds_folder))
     found = documents("tfds:tiny_text/plain")
-    # The builder shuffles by key, always in the same way.
+    # The builder shuffles by key, always in the same order.
     assert sorted(found) == sorted(DOCUMENTS)
     assert found == documents("tfds:tiny_text/plain:train")
     assert documents("tfds:tiny_text/plain:test") == DOCUMENTS[:1]
@@ -304,7 +304,7 @@ def test_invalid_uses_of_standard_input(tmp_path, monkeypatch, sources, data, ex
 
 @pytest.mark.parametrize("layout", ["names", "folders"])
 def test_folders_of_hubs(tmp_path, layout, vocabulary):
-    """Only the training split is read; the others are named; one is the held-out side if asked."""
+    """Only the training split is read; the others are named, and one can be held out."""
     parts = {"train": texts(40), "validation": texts(9), "test": texts(8)}
     folder = tmp_path / "hub"
     for split, found in parts.items():

@@ -26,7 +26,7 @@ def test_a_word_may_be_any_other_space(tmp_path):
     assert found.words == ("the", "\u00a0", "cat")
 
 
-# Lines of each sentence, the scheme, the kinds of the entities, and the labels.
+# Lines of each sentence, the scheme, the entity types, and the labels.
 _SCHEMES = {
     "IOB2": ("Jo B-per|Rome B-loc|York B-loc|City I-loc", ["per", "loc", "loc"], "B- I-"),
     "IOB1": ("Jo I-per|Rome I-loc|York B-loc|City I-loc", ["per", "loc", "loc"], "B- I-"),

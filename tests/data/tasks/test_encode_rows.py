@@ -68,7 +68,7 @@ def test_a_length_has_room_for_a_token_of_each_text(tokenizer, texts, length, le
 
 
 def test_arrays_are_as_wide_as_the_longest_row(tokenizer):
-    """However many positions a model has."""
+    """For any number of positions in the model."""
     rows = [row("cat"), row("the cat sat on the mat " * 2)]
     how: Any = {"tokenizer": tokenizer, "truncation": "longest_first"}
     assert encode_rows.encode_texts(rows, length=1 << 40, **how).input_ids.shape == (2, 16)
@@ -93,7 +93,7 @@ def test_a_batch_has_the_needed_length_and_empty_padding(tokenizer):
 
 @pytest.mark.parametrize("longest", [5, 8, 60, 61])
 def test_lengths_of_batches_waste_the_least(longest):
-    """Against every choice there is, each tried on many batches."""
+    """Compared with all possible choices, each tried on many batches."""
     draw = np.random.default_rng(longest)
     lengths = np.minimum(draw.geometric(0.12, 4000) + 2, longest).astype(np.int32)
     ids = np.zeros((len(lengths), 61), np.int32)

@@ -84,7 +84,7 @@ def test_a_file_that_is_not_squad(tmp_path):
         with pytest.raises(UsageError, match=message) as refused:
             squad.read_questions(write(tmp_path / "a.json", text))
         form = str(refused.value).partition("SQuAD's JSON is ")[2].partition("; to predict")[0]
-        # Of the form that is named, a file is read.
+        # A file in the format that the error names can be read.
         form = form.replace("NUMBER", "0").replace("NAME", '"n"').replace("TEXT", '"t"')
         (question,) = squad.read_questions(write(tmp_path / "b.json", form))
         assert (question.id, question.context, question.answers) == ("n", "t", ("t",))

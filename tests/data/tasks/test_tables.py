@@ -58,7 +58,7 @@ def test_csv_and_json_lines_give_the_same_rows(tmp_path):
     assert found[0].label == found[1].label == "x" and found[0].id == found[1].id == "7"
 
 
-# Kinds of damage that corpora share are in tests/data/formats/test_formats.py.
+# Damage that is common to all corpora is tested in tests/data/formats/test_formats.py.
 _BAD_ROWS = {
     "no column": ("a.csv", "text,y\nhi,1\n", "line 1: no column 'sentence', only text, y"),
     "short line": ("a.tsv", "sentence\tlabel\nhi\n", "line 2: 1 cells for 2 columns"),
@@ -171,7 +171,7 @@ def test_a_separator_and_columns_that_are_named(tmp_path):
 
 
 def test_quotes_that_are_letters_and_further_cells(tmp_path):
-    """STSbenchmark: 7 to 9 cells, and quotes that nothing closes."""
+    """STSbenchmark: 7 to 9 cells, and unclosed quotes."""
     text = 'a\t"Lone\tx\n' + "a\tA plane\ty\thttp://a.org\tlicense\n" * 2 + 'a\t"B\tx\t\t\n'
     path = write(tmp_path / "a.csv", text)
     how = {"delimiter": "\t", "columns": ("genre", "text", "label")}
@@ -182,7 +182,7 @@ def test_quotes_that_are_letters_and_further_cells(tmp_path):
     how["columns"] = ("genre", "text", "label", "...")
     rows = rows_of(path, "text", **how, quoting="none")
     assert [row.texts[0] for row in rows] == ['"Lone', "A plane", "A plane", '"B']
-    # A first line of names, and a table of tabs with quoted cells.
+    # A header line, and a tab-separated table with quoted cells.
     path = write(tmp_path / "a.tsv", 'text\tlabel\n"a\nb"\tx\tmore\n')
     with pytest.raises(UsageError, match=r"line 3: 3 cells .* with `columns` \.\.\."):
         rows_of(path, "text", quoting="double")
@@ -275,10 +275,10 @@ def test_rows_without_text_are_skipped(tmp_path, capsys):
     assert [row.texts[0] for row in rows_of(path, "text")] == ["a", "b"]
     said = capsys.readouterr().err
     assert "2 rows have no text, the first: " in said and "line 3; they are skipped" in said
-    # What is predicted has as many rows as the file.
+    # Predictions have as many rows as the file.
     assert len(rows_of(path, "text", label=None)) == 4
     assert "ignore their predictions" in capsys.readouterr().err
-    # One of a pair may be empty.
+    # One text of a pair may be empty.
     path = write(tmp_path / "b.csv", 'one,two,label\na,"",yes\n"","",no\n')
     assert [row.texts for row in rows_of(path, "one", "two")] == [("a", "")]
 
@@ -301,7 +301,7 @@ def test_a_tenth_is_held_out(tmp_path, capsys):
 
 
 def test_labels_are_those_of_the_whole_file(tmp_path, tokenizer):
-    """Whichever rows are held out, or left out: a label may have one row."""
+    """For any held-out or skipped rows: a label may have one row."""
     lines = [f"text {n},c{n % 20}" for n in range(40)] + ["text 40,rare"]
     path = write(tmp_path / "a.csv", "\n".join(["text,label", *lines]))
     spec = dataclasses.replace(TEXT.spec, text_columns=("text",))

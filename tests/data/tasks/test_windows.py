@@ -41,7 +41,7 @@ def test_every_answer_that_fits_the_overlap_is_in_a_window(tokenizer):
         question = asked[found.questions[row]]
         begin, end = found.characters[row, first, 0], found.characters[row, last, 1]
         assert question.context[begin:end] == question.answers[0]
-    # Of all windows of a question, exactly one is the best for each token.
+    # Among all windows of a question, exactly one is the best for each token.
     tokens = len(tokenizer.encode(context)) - 2
     assert found.is_best[found.questions == 0].sum() == tokens
 

@@ -52,7 +52,7 @@ def saved(trained, tmp_path_factory):
 
 @pytest.fixture
 def pair(saved, tmp_path):
-    """The two files alone, as RoBERTa was published."""
+    """Only the two files, as RoBERTa was published."""
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(saved / name, tmp_path / name)
     return tmp_path
@@ -63,7 +63,7 @@ def pair(saved, tmp_path):
 
 def test_ids_of_robertas_own_class(trained, saved, pair):
     transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
-    # transformers 4 makes RoBERTa's mask take the space before it; 5 does what it is told.
+    # In transformers 4 RoBERTa's mask always absorbs the space before it; 5 follows the file.
     mask = transformers.AddedToken("<mask>", lstrip=True, special=True)
     theirs = transformers.RobertaTokenizerFast.from_pretrained(pair, mask_token=mask)
     ours, generic = load_tokenizer(pair), transformers.AutoTokenizer.from_pretrained(saved)
@@ -95,7 +95,7 @@ def test_add_prefix_space_of_a_config(pair):
     assert ours.encode("the bear") == ours.encode(" the bear") == theirs("the bear").input_ids
     (inside,) = ours.encode_sentences([f"{ours.word_prefix}bear"])
     assert ours.encode("the bear")[-1 - len(inside) : -1] == inside
-    # A class that takes tokenizer.json as it is asks the config for this in transformers 4.
+    # In transformers 4, a class that reads tokenizer.json unchanged takes this from the config.
     ours.save(pair / "saved")
     assert json.loads((pair / "saved/tokenizer_config.json").read_text())["add_prefix_space"]
     again = transformers.AutoTokenizer.from_pretrained(pair / "saved")
@@ -104,9 +104,9 @@ def test_add_prefix_space_of_a_config(pair):
 
 @pytest.mark.parametrize("cut", ["by bytes", "by a pattern before"])
 def test_saved_for_words_it_encodes_each_as_it_was_trained(saved, tmp_path, cut):
-    """Transformers encodes words that come apart as texts, which have no space before them."""
+    """Transformers encodes separate words as texts, without a space before them."""
     transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
-    if cut != "by bytes":  # as Llama's vocabulary, and so EuroBERT's
+    if cut != "by bytes":  # like Llama's vocabulary, and EuroBERT's
         shutil.copytree(saved, tmp_path / "other")
         state = json.loads((saved / "tokenizer.json").read_text("utf-8"))
         split = {"type": "Split", "pattern": {"Regex": r"\s?\S+|\s+"}, "behavior": "Isolated"}
@@ -138,7 +138,7 @@ def test_saved_for_words_it_encodes_each_as_it_was_trained(saved, tmp_path, cut)
 @pytest.mark.parametrize("written", [True, False])
 @pytest.mark.parametrize("named", [{}, {"tokenizer_class": "RobertaTokenizer"}])
 def test_conflicting_settings_for_the_space_before_a_text(saved, tmp_path, written, named):
-    """RobertaTokenizer puts none there unless its file says so."""
+    """RobertaTokenizer adds no space there unless its file requests it."""
     shutil.copytree(saved, tmp_path / "two")
     state = json.loads((saved / "tokenizer.json").read_text("utf-8"))
     state["pre_tokenizer"]["add_prefix_space"] = written
@@ -152,7 +152,7 @@ def test_conflicting_settings_for_the_space_before_a_text(saved, tmp_path, writt
 
 
 def without_special_tokens(pair: Path) -> None:
-    """GPT-2's: no token has a meaning but the last, which ends a text."""
+    """GPT-2's: the only special token is the last one, which ends a text."""
     vocab = json.loads((pair / "vocab.json").read_text("utf-8"))
     plain = [token for token in vocab if not token.startswith("<") or len(token) < 3]
     numbered = {token: i for i, token in enumerate([*plain, "<|endoftext|>"])}
@@ -175,7 +175,7 @@ def test_gpt2_gets_special_tokens_as_its_last_ids(pair, tmp_path, capsys, form):
             assert ours.encode(line)[1:-1] == theirs(line).input_ids, ascii(line)
     special = ours.special
     assert (special.cls, special.pad, special.sep) == (size, size + 1, size + 2)
-    # What transformers saves names the unknown token: the last one, of which there is no use.
+    # transformers saves the last token as the unknown token, which is never used.
     last = (size + 3, size + 4) if form == "two files" else (size - 1, size + 3)
     assert (special.unk, special.mask) == last
     assert ours.pair_separators == 2 and "are added as ids" in capsys.readouterr().err
@@ -185,8 +185,8 @@ def test_gpt2_gets_special_tokens_as_its_last_ids(pair, tmp_path, capsys, form):
 
 @pytest.fixture
 def llama(tmp_path):
-    """A directory as EuroBERT's are: names of its own, and none for the unknown token, which no
-    text has where all bytes do.
+    """A directory like EuroBERT's: custom names, and no unknown token, which no text needs if the
+    vocabulary has all bytes.
     """
     names = ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>"]
     backend = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
@@ -228,7 +228,7 @@ def test_special_tokens_of_other_names_are_those_around_a_text(llama, tmp_path, 
     special, ends = ours.special, theirs.encode("").ids
     assert [special.cls, special.sep] == ends and special.pad == ends[1]
     assert special.mask == theirs.token_to_id("<|mask|>")
-    # Padding stands for the unknown token, and is not told as text that a model cannot read.
+    # Padding takes the role of the unknown token, but does not count as unknown text.
     note_unknown_ids(np.array([*ours.encode("the bear"), *[special.pad] * 9]), special)
     assert capsys.readouterr().err == ""
     ours.save(tmp_path / "again")
@@ -246,7 +246,7 @@ def test_other_special_tokens_around_a_text_are_noted(llama, capsys):
 
 
 def test_ids_are_not_drawn_at_random(saved, tmp_path):
-    """A file may ask for dropout, which was of the training of another model."""
+    """A file may request dropout, from the training of another model."""
     shutil.copytree(saved, tmp_path / "c")
     path, whole = tmp_path / "c/tokenizer.json", load_tokenizer(saved)
     state = json.loads(path.read_text("utf-8"))
@@ -364,7 +364,7 @@ def test_invalid_sizes_and_texts():
 
 
 def test_sentences_come_with_the_space_before_them(trained):
-    """All but a document's first, so that a row reads as running text does."""
+    """All but the first of a document, so that a row reads like running text."""
     text = "The owl sleeps here. Then it hunts mice.\nA new paragraph begins. It ends."
     encoded = encode_documents([text.encode(), b"Another one. Ends."], trained)
     assert encoded.documents.tolist() == [4, 2]

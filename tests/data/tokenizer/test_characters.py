@@ -36,7 +36,7 @@ def trained(name):
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_a_character_is_a_token(name, tmp_path):
-    """Trained, saved and loaded here and by transformers, alone and in running text."""
+    """Trained, saved and loaded here and by transformers, as single texts and as running text."""
     transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
     texts, tokenizer = trained(name)
     characters = VOCABULARIES[name][2]
@@ -101,7 +101,7 @@ def test_esm_is_read_as_transformers_reads_it(kind, has_config, tmp_path):
     theirs = transformers.EsmTokenizer(str(tmp_path / "vocab.txt"))
     if has_config:
         theirs.save_pretrained(tmp_path)
-    else:  # as in the first releases
+    else:
         (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "EsmTokenizer"}')
     ours = load_tokenizer(tmp_path)
     ours.save(tmp_path / "ours")
@@ -137,7 +137,7 @@ def sequences(count, length, letters="ACGT", seed=0):
 
 
 def text_of(corpus, split):
-    """Returns the documents of a side, decoded."""
+    """Returns the decoded documents of a split."""
     side = {"train": corpus.train, "validation": corpus.validation}[split]
     tokenizer = load_tokenizer(corpus.directory)
     sentences, documents = side.starts()
@@ -172,7 +172,7 @@ def test_no_letter_is_lost_in_long_lines(tmp_path, capsys):
 
 
 def test_documents_are_compared_exactly(tmp_path):
-    """Case, bonds and charges make another molecule; white space does not."""
+    """Case, bonds and charges change the molecule; white space does not."""
     found = ["c1ccccc1", "C1CCCCC1", "CC=O", "CCO", "C[O-]", "CC(O)C", "CC#N", "CCN", "C=CC", "CCC"]
     (tmp_path / "a.txt").write_text("\n".join([*found, "CCO", " CCN"]))
     options = {"document": "line", "validation_fraction": 0.3, "seed": 1}

@@ -26,7 +26,7 @@ SMALL = [*SPECIALS, "hello", "world", "un", "##believ", "##able", "play", "##ing
 
 
 def corpus(lines: int = 600) -> list[str]:
-    """Words of random syllables: many pairs are equally frequent, as ties test a trainer."""
+    """Words of random syllables: many pairs are equally frequent, which tests tie-breaking."""
     rng = random.Random(7)
     syllables = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "ai", "or")]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(900)]
@@ -59,23 +59,23 @@ def vocabulary(folder: Path, tokens: list[str], name: str = "vocab.txt") -> Path
 
 # --- what BERT's tokenizer does -------------------------------------------------------------------
 
-# Facts that the original's tests state (google-research/bert tokenization_test.py), on other text.
+# Facts from the original's tests (google-research/bert tokenization_test.py), on other text.
 FACTS = [
-    # accents go and letters sink before the vocabulary is asked; punctuation is a word of its own
+    # accents and case are removed before the lookup; punctuation is a separate word
     (True, "UnBeliév\u00c0ble,Playing!", ["un", "##believ", "##able", ",", "play", "##ing", "!"]),
     # runs of any white space only separate
     (True, " \t hello\r\n\u00a0 world \u3000", ["hello", "world"]),
-    # control characters vanish and join what they stood between
+    # control characters are removed, which joins the text around them
     (True, "hel\u0005lo\x00 wor\u200bld\ufffd", ["hello", "world"]),
     # each ideograph is a word, the letters around it are words
     (True, "hello東京world", ["hello", "[UNK]", "[UNK]", "world"]),
-    # a word with one missing piece is unknown as a whole, its neighbours are not
+    # a word with one missing piece is unknown as a whole, but its neighbors are not
     (True, "unbelievableQ playing", ["[UNK]", "play", "##ing"]),
-    # pieces are the longest that fit, from the left
+    # pieces are the longest match from the left
     (True, "playing ing", ["play", "##ing", "[UNK]"]),
-    # ASCII symbols count as punctuation although Unicode does not say so
+    # ASCII symbols count as punctuation, unlike in Unicode
     (True, "hello$world", ["hello", "[UNK]", "world"]),
-    # with case kept, accents are kept too
+    # if case is kept, accents are also kept
     (False, "Hello é playing É", ["[UNK]", "é", "play", "##ing", "[UNK]"]),
     (True, "", []),
     (True, "x" * 100, ["x"] + ["##x"] * 99),
@@ -100,8 +100,8 @@ def test_ids_of_the_pure_python_tokenizer(tmp_path, name):
         for line, ids, expected in zip(GOLDEN["lines"], ours, GOLDEN["ids"][name], strict=True)
         if ids != expected
     ]
-    # docs/data.md#sub-words: that class composes letters and accents first, which the original
-    # does not and which shows only where accents stay; and Python knows the final sigma.
+    # That class composes letters and accents first, which the original does not, and which only
+    # matters if accents are kept; and Python handles the final sigma.
     if name == "uncased":
         assert [line for line in different if "Σ" not in line] == [] and len(different) == 1
     else:
@@ -206,7 +206,7 @@ def test_hash_covers_the_affixes_of_bpe(tmp_path):
 
 
 def test_hash_is_pinned(tmp_path):
-    # A change here makes every corpus and checkpoint in the world look like a stranger's.
+    # A change here would make all existing corpora and checkpoints incompatible.
     tokenizer = load_tokenizer(vocabulary(tmp_path, SMALL))
     assert tokenizer.hash == "f1408c2f7a68aa3bc379b4ce731a171be9b2b7a226db2b3d7d5a98c52bee869c"
 
@@ -232,7 +232,7 @@ def test_case_of_a_vocabulary_file(tmp_path, tokens, config, keyword, lowercase)
 
 
 def english(*, cased: bool) -> list[str]:
-    """A vocabulary as large ones are: letters, and 2,000 words."""
+    """A vocabulary like large ones: letters, and 2,000 words."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     small = [*letters, *("##" + letter for letter in letters)]
     words = [f"{a}{b}{c}" for a in letters for b in "aeiou" for c in letters[:15]]
@@ -242,7 +242,7 @@ def english(*, cased: bool) -> list[str]:
 
 
 def test_a_few_renamed_entries_do_not_change_the_case(tmp_path, capsys):
-    """Ids stay the same for all text without them, which is said; in doubt it is refused."""
+    """Ids stay the same for all text without them, with a note; ambiguous cases are errors."""
     plain = load_tokenizer(vocabulary(tmp_path / "plain", english(cased=False)))
     texts = ["Bad GOB, dac.", "[unused9] Zaö", "bab " * 30]
     renamed = {"[unused0]": "[USER]", "[unused1]": "NASA", "[unused2]": "<URL>", "[unused3]": "Ü"}
@@ -265,7 +265,7 @@ def test_a_few_renamed_entries_do_not_change_the_case(tmp_path, capsys):
 
 
 def test_a_similar_token_does_not_decide_the_special_tokens(tmp_path):
-    """A vocabulary of one family may have a token that another family calls special."""
+    """A vocabulary of one family may contain a token that is special in another family."""
     roberta = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     model = {"type": "BPE", "merges": [], "unk_token": "<unk>"}
 
@@ -315,7 +315,7 @@ WORDS = {
 
 
 def test_whole_words_are_read_as_wordpiece(tmp_path):
-    """Ids of the library's own WordLevel, known words and unknown ones, also of 150 letters."""
+    """Ids of the library's WordLevel, for known and unknown words, also of 150 letters."""
     names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "M", "K", "MK", "A" * 150)
     vocab = {token: number for number, token in enumerate(names)}
     theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="[UNK]"))
@@ -337,7 +337,7 @@ def wordpiece_json(*, unknown: str = "[UNK]", **ids: int) -> str:
     return json.dumps({"version": "1.0", "added_tokens": [], "model": model})
 
 
-# What the library does not find wrong before it encodes, or with a panic.
+# Errors that the library does not find before it encodes, or reports as a panic.
 PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 BAD_FILES = {
     "absent.txt": (None, "no such file"),
@@ -404,7 +404,7 @@ def test_contradictions_about_case_are_errors(wordpiece, tmp_path):
     ],
 )
 def test_contradictions_about_the_preparation_of_text(wordpiece, tmp_path, declared, message):
-    """transformers obeys tokenizer_config.json, where nothing said of accents is as of case."""
+    """transformers follows tokenizer_config.json, where a missing strip_accents follows case."""
     wordpiece.save(tmp_path)
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | declared))
@@ -442,7 +442,7 @@ def test_tokens_that_a_vocabulary_file_lacks(tmp_path):
     ],
 )
 def test_special_tokens_that_would_be_split_are_rejected(tmp_path, file, fields):
-    """The classes of transformers find them whole, in the vocabulary or beyond it."""
+    """The classes of transformers match them as a whole, inside or outside the vocabulary."""
     path = vocabulary(tmp_path, SMALL)
     (tmp_path / file).write_text(json.dumps(fields))
     with pytest.raises(UsageError, match=rf"{file} has .*'\[E1\]'.* in (additional|extra)_special"):
@@ -457,7 +457,7 @@ def test_special_tokens_that_would_be_split_are_rejected(tmp_path, file, fields)
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 def test_classes_that_cut_text_otherwise(tmp_path, file):
-    """Their words are others, and so are the ids, though the vocabulary is one of BERT's form."""
+    """They split words differently, so ids differ even though the vocabulary looks like BERT's."""
     vocabulary(tmp_path, SMALL)
     for name in ("BertTokenizer", "BertTokenizerFast", "ElectraTokenizerFast"):
         (tmp_path / file).write_text(json.dumps({"tokenizer_class": name}))
@@ -474,14 +474,14 @@ def test_roformers_word_segmentation_is_not_in_a_file(wordpiece, tmp_path):
     config = tmp_path / "tokenizer_config.json"
     said = json.loads(config.read_text())
     config.write_text(json.dumps(said | {"tokenizer_class": "BertJapaneseTokenizer"}))
-    assert load_tokenizer(tmp_path).hash == wordpiece.hash  # tokenizer.json says all of it
+    assert load_tokenizer(tmp_path).hash == wordpiece.hash  # tokenizer.json is sufficient
     config.write_text(json.dumps(said | {"tokenizer_class": "RoFormerTokenizer"}))
     with pytest.raises(UsageError, match=r"gives other ids than tokenizer\.json, and transformers"):
         load_tokenizer(tmp_path)
 
 
 def test_empty_lines_keep_their_ids(tmp_path):
-    """In a file that transformers wrote, the last of them is the token ""."""
+    """In a file written by transformers, the last of them is the token ""."""
     lines = [*SMALL[:6], "", "", *SMALL[6:], ""]
     path = vocabulary(tmp_path / "a", lines)
     ours = load_tokenizer(path)
@@ -500,7 +500,7 @@ def test_empty_lines_keep_their_ids(tmp_path):
 
 
 def test_a_class_lower_cases_unless_its_file_says_otherwise(tmp_path):
-    """transformers does, whatever the entries are; where they speak against it, none is right."""
+    """transformers does for any entries; if the entries contradict, it is an error."""
     vocabulary(tmp_path, english(cased=True))
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
@@ -525,8 +525,8 @@ train_sentencepiece(corpus(), vocab_size=500, lowercase=True).save(Path(sys.argv
 
 
 def test_training_gives_the_same_bytes_in_every_process(wordpiece, sentencepiece, tmp_path):
-    # At 650 tokens the corpus's last places go to equally frequent pairs: left to itself the
-    # trainer of `tokenizers` gave five different vocabularies in eight runs.
+    # At 650 tokens the last ids of the corpus are equally frequent pairs: without the fixed order,
+    # the trainer of `tokenizers` gives different vocabularies from run to run.
     wordpiece.save(tmp_path / "here" / "w")
     sentencepiece.save(tmp_path / "here" / "s")
     for seed, threads in (("1", "1"), ("2", "3"), ("3", "8")):
@@ -587,7 +587,7 @@ def test_rare_characters_are_dropped():
 
 
 def test_text_with_too_many_characters_for_wordpiece():
-    """Two thousand characters that are all as frequent: a thousand of them are half of the text."""
+    """Two thousand equally frequent characters: a thousand of them cover half of the text."""
     chinese = "".join(chr(0x4E00 + i) for i in range(2000))
     with pytest.raises(UsageError, match=r"2,000 different .* cover 50\.0% .* sentencepiece"):
         train_wordpiece([chinese] * 3, vocab_size=30522, lowercase=True)
@@ -597,7 +597,7 @@ def test_text_with_too_many_characters_for_wordpiece():
 def test_sizes_that_do_not_suit_the_text(train):
     with pytest.raises(UsageError, match="vocabulary size 20 is too small") as caught:
         train(corpus(), vocab_size=20, lowercase=True)
-    enough = int(str(caught.value).split()[-1])  # what the message advises works
+    enough = int(str(caught.value).split()[-1])  # the size in the message works
     assert train(corpus(), vocab_size=enough, lowercase=True).vocab_size <= enough
     with pytest.raises(UsageError, match="no text"):
         train(["", "  \n"], vocab_size=100, lowercase=True)
@@ -650,7 +650,7 @@ def test_converted_model_gives_the_ids_of_the_library(tmp_path, options):
         "\x01\u200bba",
         *(unicodedata.normalize("NFD", line) for line in corpus()[:27:9]),
     ]
-    # Nothing in these lines ties; on real text a few lines in ten thousand do.
+    # These lines have no ties; in real text a few lines in ten thousand do.
     assert ours.encode_sentences(lines) == library.encode(lines)
     assert ours.vocab_size == len(library) and ours.kind == "sentencepiece"
     assert ours.special.mask == library.piece_to_id("<mask>")
@@ -661,7 +661,7 @@ def test_converted_model_gives_the_ids_of_the_library(tmp_path, options):
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_decomposed_letters_equal_composed_letters(lowercase):
-    """Japanese, Korean, Vietnamese, German and Greek as a Mac's file names have them, and
+    """Japanese, Korean, Vietnamese, German and Greek decomposed as in file names on a Mac, and
     half-width kana.
     """
     import sentencepiece
@@ -678,10 +678,10 @@ def test_decomposed_letters_equal_composed_letters(lowercase):
 
 
 def test_no_space_is_added_after_a_mask(sentencepiece):
-    """As in rows: the pieces around a masked one are what they were."""
+    """As in training examples: the tokens around a mask do not change."""
 
     def behind(text: str) -> str:
-        """Returns the piece behind the first mask."""
+        """Returns the token after the first mask."""
         pieces = sentencepiece.tokens(sentencepiece.encode(text))
         return pieces[pieces.index("[MASK]") + 1]
 
