@@ -36,14 +36,14 @@ from bert_jax_lab.doctor.finding import Finding, of_error
 from bert_jax_lab.doctor.speed import Timing
 from tests import tiny_corpus
 
-# Its steps are those of other tests, which are compiled once for all.
+# Its steps are shared with other tests and compiled once.
 _CONFIG = tiny_corpus.tiny_config(checkpoint=CheckpointConfig(every_steps=200, keep_last=2))
 _PHASE = dataclasses.replace(_CONFIG.phases[0], max_predictions=-1)
 
 
 @pytest.fixture(scope="module")
 def good(shared) -> Path:
-    """A corpus of documents that have nothing in common."""
+    """A corpus of documents without common text."""
 
     def fill(directory: Path) -> None:
         draw = random.Random(0)
@@ -62,7 +62,7 @@ def good(shared) -> Path:
 
 
 class Place:
-    """A set-up to break: a config, a copy of the corpus, and a workdir that does not exist."""
+    """A setup to break: a config, a copy of the corpus, and a workdir that does not exist."""
 
     def __init__(self, directory: Path, good: Path, patch: pytest.MonkeyPatch):
         self.directory, self.patch = directory, patch
@@ -98,13 +98,13 @@ def place(tmp_path, good, monkeypatch) -> Place:
 
 @pytest.fixture
 def unmeasured(place) -> Place:
-    """The set-up, with a made-up time of its step."""
+    """The setup, with an invented step time."""
     place.measured(Timing(1.0, 0.01))
     return place
 
 
 def tree(directory: Path) -> dict[str, tuple]:
-    """Every file, with its content and the time of its last change, and every folder."""
+    """Every file with its content and modification time, and every folder."""
     return {
         str(path): (path.stat().st_mtime_ns, path.read_bytes()) if path.is_file() else ()
         for path in directory.rglob("*")
@@ -130,7 +130,7 @@ def test_a_good_setup_passes_and_is_unchanged(place, capsys):
 
 
 def test_a_report_has_all_failures_and_the_code_of_the_first(place, capsys):
-    """Remedies are options of the command; nothing is changed."""
+    """Fixes name options of the command; nothing is changed."""
     place.shard().write_bytes(place.shard().read_bytes()[:-2])
     place.workdir.mkdir(parents=True)
     run_directory.write_config(place.workdir, _CONFIG)
@@ -273,7 +273,7 @@ def no_tracker(place: Place) -> None:
 
 
 class UnreachableBucket:
-    """A place in a bucket that this machine cannot reach."""
+    """An address in a bucket that this machine cannot reach."""
 
     def __truediv__(self, name: str) -> "UnreachableBucket":
         return self
@@ -293,7 +293,7 @@ _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 _IN_USE = RuntimeError("Unable to initialize backend 'tpu': already in use by process 12")
 _LONG = model(max_position_embeddings=1024)
 _VERSIONS = {"flax": "0.1"}
-# A set-up, the check that finds the fault, its result, exit code, and words of its remedy.
+# A setup, the check that finds the fault, its result, exit code, and words of its fix.
 _BROKEN: dict[str, tuple[Break, str, str, int, str]] = {
     "small vocabulary": (changed(**model(vocab_size=50)), "vocabulary", "failed", 2, "set model.v"),
     "another tokenizer": (another_tokenizer, "corpus", "failed", 4, "run prepare again"),
@@ -429,7 +429,7 @@ def test_a_missing_process_is_named(port, monkeypatch, rank, taken, words):
         findings = examine(Arguments(connection=connection(port, rank))).findings
     assert findings["hosts"].result == "failed"
     assert words in findings["hosts"].remedy and str(port) in findings["hosts"].remedy
-    # A question to jax would wait for the others.
+    # A call of jax would wait for the others.
     assert findings["devices"].result == "skipped"
 
 

@@ -57,7 +57,7 @@ def _launch_table(name: str) -> list[dict[str, str]]:
 
 
 def _launched() -> list[str]:
-    """Returns all slices that launch/ has types for, as `plan` names them. Their hosts and chips
+    """Returns all slices with a type in launch/, under the names of `plan`. Their hosts and chips
     are compared with the planner's in tests/launch/test_scripts.py.
     """
     rows = _launch_table("accelerators")
@@ -92,7 +92,7 @@ def test_an_invalid_topology_is_rejected(name, slices, message):
 
 
 def test_time_on_the_links():
-    """Rings by hand: 64 v5e chips, 50 GB/s a link and direction."""
+    """Rings computed by hand: 64 v5e chips, 50 GB/s per link and direction."""
     chip = CHIPS["v5e"]
     one = collectives.Collective("all-gather", 10**9, tuple(range(64)))
     gather = collectives.seconds_on_the_links(one, size=64, chip=chip)
@@ -211,7 +211,7 @@ def test_the_fix_of_a_train_step_is_the_smallest_number_of_microbatches_that_fit
 
 @pytest.mark.parametrize(("tensor", "rows"), [(1, 64), (4, 64), (8, 128), (16, 256)])
 def test_hosts_that_share_a_shard_each_make_its_rows(tensor, rows):
-    """Sixteen devices, four a host, in order: 256 rows."""
+    """Sixteen devices, four per host, in order: 256 rows."""
     devices = np.array([SimpleNamespace(process_index=i // 4) for i in range(16)])
     mesh = SimpleNamespace(
         devices=devices.reshape(1, 16 // tensor, tensor), shape={"tensor": tensor}
@@ -235,7 +235,7 @@ _COMPILED = compile.Compiled(
     ],
 )
 def test_the_cost_of_saves(fields, per_hour, remedy):
-    """BERT-Large with 44.2 ms a step on eight hosts: by steps it would save all the time."""
+    """BERT-Large with 44.2 ms per step on eight hosts: by steps it would save all the time."""
     config = config_loader.load_config("bert_large")
     config = dataclasses.replace(config, checkpoint=CheckpointConfig(**fields))
     saving = planning.save_plan(config, 0.0442, hosts=8, mesh=mesh_of(8))
@@ -373,7 +373,7 @@ def _plan(capsys, topology: str, *more: str, code: int = 0) -> dict[str, Any]:
 
 
 def collective_counts(plan: dict[str, Any]) -> dict[str, int]:
-    """`{"all-gather over fsdp": 5}` of the only phase: what the golden file holds."""
+    """`{"all-gather over fsdp": 5}` of the only phase, as in the golden file."""
     found: dict[str, int] = {}
     for traffic in plan["phases"][0]["collectives"]:
         name = f"{traffic['kind']} over {' x '.join(traffic['axes'])}"
@@ -398,7 +398,7 @@ class TestCompiled:
         crossing = [c for c in plan["phases"][0]["collectives"] if c["axes"] == ["slice"]]
         assert bool(crossing) == (slices > 1)
         if slices > 1:
-            # Once, after it was cut: what crosses is no more than what the devices of a slice keep.
+            # Once, after sharding: the transferred bytes are at most those that a slice keeps.
             stored = plan["phases"][0]["memory"]["weights"]
             assert sum(c["bytes"] for c in crossing) < 2 * stored
         golden = json.loads(_GOLDEN.read_text())
@@ -413,7 +413,7 @@ class TestGradients:
     pytestmark = needs_compiler
 
     def test_they_are_cut_where_they_are_summed(self, topology, capsys):
-        """On 64 devices: what is all-reduced are biases, norms and figures."""
+        """On 64 devices, only biases, norms and metrics are all-reduced."""
         arguments = ["plan", "bert_large", "--topology", topology, "--json"]
         rows = {"sequence_length": 128, "steps": 900_000, "global_batch_size": 256}
         small = ["model.num_hidden_layers=2", f"phases={json.dumps([rows])}"]
@@ -429,7 +429,7 @@ class TestGradients:
 
 @pytest.mark.parametrize(
     "name",
-    # The larger ones are multiples of these.
+    # Larger slices are multiples of these.
     [name for name in _launched() if topologies.parse(name).devices <= 64],
 )
 class TestTensor:

@@ -34,15 +34,15 @@ from tests.golden import make_attention
 from tests.model.test_positions import model_of
 from tests.models import random_params, vocabulary
 
-# Those that do nothing in attention are alike in it: `learned` stands for all.
+# Kinds that do not affect attention are equal in it: `learned` represents all of them.
 _KINDS = [kind for kind in POSITIONS._builtin if kind not in ("none", "sinusoidal")] + ["modern"]
 _MLM = HeadConfig(parts=("mlm",))
-# The second one begins in the middle of the row where the two are packed.
+# The second text begins in the middle of the row if the two are packed.
 _TEXTS = ("w3 w1 w4 w1 w5 w9", "w2 w6 w5")
 
 
 def checkpoint(kind: str, words: Path, *, head: HeadConfig = _MLM, **changes) -> LoadedCheckpoint:
-    """A random model with positions of a kind, as `load_checkpoint` returns one."""
+    """Returns a random model with a kind of positions, as from `load_checkpoint`."""
     changes = {"vocab_size": 60, "num_hidden_layers": 2, **changes}
     model = dataclasses.replace(model_of(kind), **changes)
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
@@ -66,7 +66,7 @@ def words(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def probes(words):
-    """A function of a kind of position: the probe of such a model, and the model."""
+    """Returns a function of a kind of positions: the probe of such a model, and the model."""
     made = {}
 
     def probe(kind: str) -> tuple[AttentionProbe, LoadedCheckpoint]:
@@ -95,7 +95,7 @@ def assert_is_theirs(found: Attention, theirs: dict[str, np.ndarray]) -> None:
     for layer in range(len(query)):
         products = query[layer][:, :, None] * key[layer][:, None]
         ours = found.query[layer][:, :, None] * found.key[layer][:, None]
-        # Two factors that are off by as much as they may be: relative to their size.
+        # Two factors with the largest allowed error, relative to their size.
         close(ours, products, atol=1e-5, rtol=1e-5)
         scores = products.sum(axis=-1) / math.sqrt(query.shape[-1])
         close(found.scores(layer), scores)
@@ -133,7 +133,7 @@ def test_minilm_equals_transformers(tmp_path):
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_queries_keys_and_positions_of_each_kind(kind, probes):
-    """Against the formula of each kind, from the states between the layers of the same model."""
+    """Compared with each kind's formula, on the states between the layers of the same model."""
     probe, source = probes(kind)
     found = probe([_TEXTS[0]])
     length, model = len(found.tokens), source.config.model
@@ -143,7 +143,7 @@ def test_queries_keys_and_positions_of_each_kind(kind, probes):
     for index in range(2):
         layer = jax.device_get(source.params["encoder"][f"layer_{index}"])
         x_LD = states[index, 0, :length].astype(np.float64)
-        if model.norm_placement == "pre":  # RMSNorm, as `modern` has it
+        if model.norm_placement == "pre":  # RMSNorm, as in `modern`
             x_LD = x_LD / np.sqrt(np.mean(x_LD**2, axis=-1, keepdims=True) + model.layer_norm_eps)
             x_LD = x_LD * layer["attention_norm"]["scale"]
 
@@ -180,7 +180,7 @@ def turned(x_HLK: np.ndarray, kind: str, *, theta: float) -> np.ndarray:
 
 
 def added(kind, source, layer, query, key, place) -> np.ndarray | None:
-    """Returns what a kind adds to the scores `[H, L, L]`, one number after the other."""
+    """Returns the scores `[H, L, L]` that a kind adds, computed one by one."""
     heads, length, size = query.shape
     table = layer.get("position", {}).get("embedding")
     if kind == "t5":
@@ -222,7 +222,7 @@ def test_a_packed_sequence_has_the_same_attention_as_alone(kind, probes):
 
 
 def test_statistics_of_heads():
-    """Two heads by hand: one that looks at itself, one at all three alike."""
+    """Two heads by hand: one attends to itself, one to all three tokens equally."""
     nothing = np.zeros((1, 2, 3, 4), np.float32)
     position = np.zeros((1, 2, 3, 3), np.float32)
     position[0, 0] = 1000 * np.eye(3)
@@ -266,7 +266,7 @@ def test_stored_arrays():
 
 @pytest.fixture(scope="module")
 def spelled(tmp_path_factory) -> Path:
-    """A vocabulary with words that have several sub-words."""
+    """A vocabulary in which some words have several tokens."""
     directory = tmp_path_factory.mktemp("spelled")
     rows = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c", "##d", ".", "B"]
     (directory / "vocab.txt").write_text("\n".join(rows) + "\n")
@@ -274,13 +274,13 @@ def spelled(tmp_path_factory) -> Path:
 
 
 def test_pseudo_likelihood_is_that_of_masked_copies(spelled):
-    """Each copy through the model by hand; the later sub-words of a word are masked as well."""
+    """Each copy through the model by hand; the later tokens of a word are also masked."""
     source = checkpoint("learned", spelled)
     tokenizer = load_tokenizer(spelled)
     texts = ["a bcd a.", "a", "bc a bc"]
     ids = {text: tokenizer.encode(text) for text in texts}
     assert tokenizer.tokens(ids[texts[0]]) == ["[CLS]", "a", "b", "##c", "##d", "a", ".", "[SEP]"]
-    # Of "a bcd a.": which positions are hidden while each is guessed.
+    # For "a bcd a.": the positions that are masked while each one is predicted.
     hidden = {1: [1], 2: [2, 3, 4], 3: [3, 4], 4: [4], 5: [5], 6: [6]}
     run = jax.jit(
         functools.partial(
@@ -300,7 +300,7 @@ def test_pseudo_likelihood_is_that_of_masked_copies(spelled):
 
 
 def by_hand(run, source, tokenizer, ids: list[int], masked: dict[int, list[int]]) -> float:
-    """The sum of the log probabilities of the guessed positions, each with its own mask."""
+    """The sum of the log probabilities of the predicted positions, each with its mask."""
     rows = [[4 if n in where else i for n, i in enumerate(ids)] for where in masked.values()]
     length = np.tile(np.arange(len(ids)), (len(rows), 1))
     batch = {
@@ -355,7 +355,7 @@ def test_a_pair_of_equally_likely_sentences_counts_half():
 
 
 def test_a_model_without_positions_ignores_the_order(words):
-    """And one with positions prefers one of the two."""
+    """A model with positions prefers one of the two."""
     tokenizer = load_tokenizer(words)
     pairs = [MinimalPair("word_order", "w1 w2 w3 w4", "w1 w3 w2 w4")]
     shares = {}
@@ -390,7 +390,7 @@ def test_the_verb_agrees_with_the_functions(
     held_out = found.pop(("pseudo_perplexity", "pseudo_perplexity"))
     assert held_out == pytest.approx(perplexity(texts), rel=1e-5)
     assert not found
-    # A run knows its corpus. Without one, what asks for it is left out; by name, it is refused.
+    # A run records its corpus. Without one, probes that need it are skipped; by name, an error.
     assert main(asked) == 0
     assert "pseudo_perplexity" in capsys.readouterr().out
     assert main(["probe", "--checkpoint", str(exported)]) == 0
@@ -413,8 +413,8 @@ def test_invalid_arguments_of_the_verb(options, message, exported, capsys):
 
 @pytest.fixture(scope="module")
 def spoilt(exported, tmp_path_factory) -> Path:
-    """A model with parameters as a rate that is far too high leaves them: numbers, but too large
-    to compute with.
+    """A model with parameters as after a much too high learning rate: finite, but too large to
+    compute with.
     """
     from safetensors.numpy import load_file, save_file
 
@@ -437,7 +437,7 @@ def spoilt(exported, tmp_path_factory) -> Path:
     ids=lambda command: command[0],
 )
 def test_a_model_with_nan_has_no_results(command, spoilt, tmp_path, monkeypatch, capsys):
-    """The most probable word, shares and vectors of numbers that are none would be made up."""
+    """Words, shares and vectors from NaN would be meaningless."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("The horse of Ada.\n")
     assert main([*command, "--checkpoint", str(spoilt)]) == 6
@@ -474,7 +474,7 @@ def test_masked_words_are_from_the_held_out_split(trained, corpus):
 
 
 def test_masked_byte_level_words_are_predicted_in_the_unchanged_text(tmp_path):
-    """A space is part of the token after it: another space next to the mask makes another text."""
+    """A space is part of the token after it: another space after the mask changes the text."""
     draw = np.random.default_rng(0).choice
     names = ["日本", "東京", "größer", "fish"]
     texts = [" ".join(draw(names, 9)) + "." for _ in range(40)]

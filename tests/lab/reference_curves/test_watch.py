@@ -25,7 +25,7 @@ _ENTROPY, _STEPS = 6.0, 2000
 
 
 def falling(step: float, *, floor: float = 3.0) -> float:
-    """A loss that falls by a law from the entropy on."""
+    """A loss that falls by a power law from the entropy."""
     return floor + (_ENTROPY - floor) * (1 + step / 100) ** -0.5
 
 
@@ -86,7 +86,7 @@ def test_a_log_becomes_a_curve(tmp_path):
     assert found.steps[:2] == (20, 22) and found.steps[-1] == 200
     first = [row["mlm_loss"] for row in rows if "split" not in row and row["step"] <= 20]
     assert found.losses[0] == pytest.approx(np.mean(first))
-    # Rows that are too far apart for a mean.
+    # Rows that are too sparse for a mean.
     assert curve.training([row for row in rows if row["step"] % 20 == 0], 200).steps == ()
     assert curve.validation(rows).steps == tuple(
         row["step"] for row in rows if row.get("split") == "validation"
@@ -219,7 +219,7 @@ def test_a_run_is_compared_with_the_reference_in_expect(tmp_path, trained, corpu
     assert "has no run" in capsys.readouterr().err
     assert not workdir.exists()
 
-    # A file with the curves is a reference as well.
+    # A file with the curves is also a reference.
     file = tmp_path / "curves.json"
     file.write_text(json.dumps(reference.of_runs([trained])))
     assert reference.read(file) == reference.read(trained)
@@ -250,7 +250,7 @@ _FAULTS = {
     "nothing_hidden": "below",
     "any_order": "above",
     "attention_mask": "above",
-    # The unigram entropies of these corpora are not that of the reference.
+    # The unigram entropies of these corpora differ from that of the reference.
     "vocabulary": "nothing",
     "repeated": "nothing",
     "initial_values": "above",

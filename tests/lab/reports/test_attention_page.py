@@ -38,7 +38,7 @@ def written(directory: Path, kind: str) -> Path:
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
-    """Kind of position -> the directory of a model: one that adds to the scores, one that does
+    """Kind of position -> the directory of a model: one kind adds to the scores, one does
     not.
     """
     return {
@@ -89,7 +89,7 @@ def test_page_and_json_agree(kind, stored_as, directories, tmp_path, capsys, mon
         numbers = in_full(full, name)
         assert not (np.signbit(numbers) & (numbers == 0)).any(), "-0.0"
     assert full["sequence_ids"] == [1] * 7 + [2] * 4
-    # What the script computes from the stored arrays, in NumPy.
+    # The computations of the script on the stored arrays, in NumPy.
     query, key = (decoded(compact[name]) for name in ("query", "key"))
     close = {"atol": 0.6e-6, "rtol": 0.0, "strict": False}
     np.testing.assert_allclose(in_full(full, "query"), query, **close)
@@ -160,13 +160,13 @@ def test_errors_are_one_line(arguments, message, directories, capsys):
 
 
 class View:
-    """The page in a tab: its controls, and what they lead to."""
+    """The page in a tab, with its controls and their results."""
 
     def __init__(self, tab: Tab):
         self.tab = tab
 
     def drawn(self) -> str:
-        """Waits for the maps; returns the picture of the maps and that of the lines."""
+        """Waits for the maps; returns the pictures of the maps and of the lines."""
         for _ in range(600):
             if self.tab.evaluate("document.querySelector('#maps').dataset.drawn") == "all":
                 break
@@ -196,7 +196,7 @@ class View:
         )
 
     def rows(self) -> tuple[list[int], np.ndarray]:
-        """Returns the tokens of the view step by step, and the numbers behind each."""
+        """Returns the tokens of the step-by-step view, and the numbers of each."""
         found = self.tab.evaluate(
             "[...document.querySelectorAll('#neurons tbody tr')].map(r => [Number(r.dataset.token),"
             "...[...r.cells].slice(3).map(c => Number(c.textContent))])"
@@ -213,11 +213,11 @@ class View:
         )
 
 
-_HALF = 0.51e-4  # of the last decimal that the page shows
+_HALF = 0.51e-4  # of the last decimal on the page
 
 
 def assert_steps(view: View, full: dict, key: int) -> None:
-    """Asserts that all numbers of the chosen head, token and pair are those of --json."""
+    """Asserts that all numbers of the chosen head, token and pair equal those of --json."""
     layer, number, token = view.chosen()
     head = full["layers"][layer]["heads"][number]
     tokens, numbers = view.rows()
@@ -273,8 +273,8 @@ def test_a_window_is_not_a_sequence_and_long_tokens_fit_on_the_page(tmp_path, ca
 def test_every_control(
     kind, packed, width, dark, directories, tmp_path, capsys, browser, pictures, monkeypatch
 ):
-    """Layer, head, token, key, order, pointing, keys, colours; all numbers are those of --json."""
-    if packed:  # in two bytes a number
+    """Layer, head, token, key, order, pointing, keys, colors; all numbers equal those of --json."""
+    if packed:  # stored in two bytes per number
         monkeypatch.setattr(attention_document, "_EXACT", 0)
     file = tmp_path / "attention.html"
     options = ["--packed"] if packed else []
@@ -286,7 +286,7 @@ def test_every_control(
     picture = view.drawn()
     tab.screenshot(pictures / f"attention-{kind}-{width}-{'dark' if dark else 'light'}.png")
     assert tab.overflow() <= 0 and view.chosen() == (0, 0, 1)
-    # Every weight that is drawn.
+    # Every drawn weight.
     drawn = tab.evaluate(
         "Array.from({length: attention.layers}, (_, l) => Array.from({length: attention.heads},"
         "(_, h) => Array.from(attention.weights(l, h))))"
@@ -319,7 +319,7 @@ def test_every_control(
     assert view.chosen() == (1, 0, 3)
     assert view.text("#overview-status").startswith("Layer 2, head 1: ")
 
-    # Lines: heads in colours, all tokens or one, pointing, a token by click and by key.
+    # Lines: colored heads, all tokens or one, pointing, a token by click and by key.
     one = view.drawn()
     tab.click("#drawn label:nth-of-type(3) input")
     two = view.drawn()
@@ -361,7 +361,7 @@ def test_every_control(
     tab.click("#pair-numbers summary")
     assert tab.evaluate("document.querySelector('#pair-numbers').open")
 
-    # Heads in numbers: sorted by entropy, and one chosen.
+    # The table of heads: sorted by entropy, and one chosen.
     tab.click("#statistics thead th:last-child button")
     rows = "[...document.querySelectorAll('#statistics tbody tr')]"
     entropies = tab.evaluate(f"{rows}.map(r => Number(r.cells[5].textContent))")
@@ -371,7 +371,7 @@ def test_every_control(
     tab.click("#statistics tbody tr button")
     assert view.chosen()[:2] == (int(first[0]) - 1, int(first[1]) - 1)
 
-    # Colours and width change, and with them the pictures; the page stays within its window.
+    # Colors and width change, and the pictures with them; the page stays within its window.
     before = view.drawn()
     tab.click("#theme")
     assert view.drawn() != before and tab.evaluate("page.isDark()") != dark

@@ -55,7 +55,7 @@ class Outline(HTMLParser):
 
 
 def assert_asks_for_nothing(content: str) -> Outline:
-    """Asserts that a page is well formed, refers to no other file, and allows its scripts only."""
+    """Asserts that a page is well formed, refers to no other file, and only allows its scripts."""
     outline = Outline(content)
     for tag, attributes in outline.tags:
         assert not attributes.keys() & {"src", "srcset", "action", "poster", "background"}, tag
@@ -120,7 +120,7 @@ def test_libraries_are_unmodified_and_have_a_license():
 
 @pytest.mark.browser
 def test_the_skeleton_in_a_browser(browser, pictures, tmp_path):
-    """Hostile text does nothing, the switch changes the colours, and no request is made."""
+    """Hostile text is inert, the switch changes the colors, and no request is made."""
     file = tmp_path / "page.html"
     body = page.chart(
         "losses", heading=_HOSTILE, label=_HOSTILE, tables=page.table(["a", "b"], [[_HOSTILE, 1]])

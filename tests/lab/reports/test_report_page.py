@@ -17,7 +17,7 @@ _HOSTILE = '<img src=x onerror=alert(1)> \' & "quoted" </script><script>alert(2)
 
 
 def page_of(page: Path, *workdirs: Path, capsys) -> tuple[Outline, list[dict]]:
-    """Writes the page by the command line; returns it, and the runs as `--json` has them."""
+    """Writes the page with the command; returns it, and the runs from `--json`."""
     capsys.readouterr()
     command = ["report", *map(str, workdirs), "--html", str(page), "--json"]
     assert main(command) == 0
@@ -54,7 +54,7 @@ def test_the_numbers_are_those_of_json_and_of_the_logs(trained, tmp_path, capsys
     (loss, *_) = outline.data()["charts"]
     assert loss["lines"] == [{"value": printed["unigram_entropy_nats"], "label": "unigram entropy"}]
     assert "step 200" in loss["label"] and loss["unit"] == "nats"
-    # Every chart has words and a table.
+    # Every chart has a text alternative and a table.
     drawings = [a for _, a in outline.tags if a.get("class") == "drawing"]
     assert len(drawings) == len(outline.data()["charts"]) > 6
     assert all(a["aria-label"] and a["role"] == "img" for a in drawings)
@@ -163,7 +163,7 @@ def test_a_diverged_run_is_marked(tmp_path, capsys):
     (run / "result.json").write_text(json.dumps(result | {"diverged": True}))
     outline, (printed,) = page_of(tmp_path / "run.html", run, capsys=capsys)
     assert printed["diverged"] and words in outline.text
-    # That of an end from which the run went back is not its result.
+    # A result from before the run was rolled back does not count.
     (run / "result.json").write_text(json.dumps(result | {"diverged": True, "steps": 999}))
     assert not page_of(tmp_path / "run.html", run, capsys=capsys)[1][0]["diverged"]
 
@@ -208,7 +208,7 @@ def test_missing_numbers_are_empty(tmp_path):
 
 
 def test_a_long_log_keeps_its_outline(tmp_path):
-    """2,000 of 4,000 rows stay, every outlier among them, and the page says so."""
+    """2,000 of 4,000 rows stay, including every outlier, and the page reports it."""
     run = write_run(tmp_path / "run", rows_a_step=20)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     training = [row for row in rows if "split" not in row]
@@ -218,7 +218,7 @@ def test_a_long_log_keeps_its_outline(tmp_path):
     kept = dict(zip(found["training"]["step"], found["training"]["mlm_loss"], strict=True))
     assert found["training_rows"] == 4000 and 1900 < len(kept) <= run_data.MOST_ROWS + 1
     assert (kept[1235], kept[2346], kept[4000]) == (9.5, 0.5, training[-1]["mlm_loss"])
-    assert kept[3000] is None  # the update that was left out
+    assert kept[3000] is None  # the skipped update
     assert all(training[step - 1]["mlm_loss"] == loss for step, loss in kept.items())
     text = Outline(report_page.render([found])).text
     assert f"{len(kept):,} of 4,000 training rows are drawn" in text
@@ -311,7 +311,7 @@ def test_masked_words_are_predicted_if_model_and_corpus_are_local(trained, tmp_p
     printed = capsys.readouterr().out
     assert f"trained/workdir: {right} of 3" in " ".join(printed.split())
     assert first["candidates"][0][0] in printed
-    # Nor where the corpus was prepared again with other words.
+    # Nor if the corpus was prepared again with another vocabulary.
     again = shutil.copytree(trained, tmp_path / "again")
     held = json.loads((again / "config.json").read_text())
     source, other = tmp_path / "text.txt", tmp_path / "other"
@@ -329,7 +329,7 @@ def test_masked_words_are_predicted_if_model_and_corpus_are_local(trained, tmp_p
 
 
 def test_the_corpus_of_a_run_is_found_from_anywhere(trained, corpus, tmp_path, monkeypatch):
-    """Also of a run that has only a relative path, and where all was moved together."""
+    """Also for a run with only a relative path, and if all folders were moved together."""
     moved = tmp_path / "moved" / "runs"
     shutil.copytree(corpus, moved / "corpus")
     (moved / "workdir").mkdir()
@@ -347,7 +347,7 @@ def test_the_corpus_of_a_run_is_found_from_anywhere(trained, corpus, tmp_path, m
     assert run_directory.corpus_of(trained) == corpus
     assert found(directory="runs/corpus") == moved / "corpus"
     assert found(directory="runs/corpus", absolute=str(corpus)) == corpus
-    # Another corpus of that name is not it.
+    # Another corpus with this name is not used.
     shutil.copytree(moved / "corpus", tmp_path / "runs" / "corpus")
     manifest = (tmp_path / "runs" / "corpus" / "corpus.json").read_text()
     (tmp_path / "runs" / "corpus" / "corpus.json").write_text(manifest.replace("a", "b"))
@@ -356,6 +356,6 @@ def test_the_corpus_of_a_run_is_found_from_anywhere(trained, corpus, tmp_path, m
 
 
 def first_guess(page: str, sentence: str) -> str:
-    """The row of a table that has the sentence."""
+    """Returns the row of a table with the sentence."""
     start = page.index(html.escape(sentence))
     return page[start : page.index("</tr>", start)]
