@@ -10,7 +10,7 @@ The number of tokens is a fortieth of ModernBERT's, divided as follows:
 - 85 % in rows of 1,024, as in ModernBERT. The batch grows over the first 3 % of them (ModernBERT:
   50 of 1,719 billion tokens), in three steps, since each shape is compiled, during the warm-up.
 - 5 % in rows of 8,192 at a constant learning rate, with a rope theta of 160,000 in global layers.
-- 10 % with a learning rate that falls as 1 - sqrt, the best share for a short run (Hägele et al.
+- 10 % with a learning rate that falls as 1 - sqrt, a suitable share for a short run (Hägele et al.
   2024, arXiv:2405.18392, 10 to 20 %); ModernBERT has 2.5 % of forty times as many tokens.
 
 64 chips make an update in 9 microbatches of 8,192 tokens each, for rows of either length. Computing
