@@ -182,7 +182,7 @@ def test_errors_name_the_line(tmp_path, case):
             ("id", "word", "tag", "x"),
             "",
             "tag",
-            "`columns` NAMES and `text` NAME, the column of the",
+            "`columns` NAMES and `text` NAME, the column of words",
         ),
         (
             (),
