@@ -171,14 +171,14 @@ def _marked(text: str) -> str:
 # --- the fields of a config -----------------------------------------------------------------------
 
 _CONFIG = """\
-A run is one value, a `TrainConfig` (`bert_jax/config/`), which is checked as a whole before
-anything starts. [Configure a run](../guides/configure.md) shows how to set fields, and `bert-jax
-show fields CONFIG` prints this list for your config.
+A run is one value, a `TrainConfig` (`bert_jax/config/`), which is checked before anything starts.
+[Configure a run](../guides/configure.md) shows how to set fields. `bert-jax show fields CONFIG`
+prints the fields of your config with their allowed values.
 
-The column *resume* tells whether a resumed run accepts another value: `free` (the field changes
-no result beyond rounding), `allow` (with `--allow-change FIELD`), or `fixed` (the saved arrays
-depend on the field). A file of your own can register further values of each field with
-*built-in* values ([extend bert-jax](../guides/extend.md))."""
+The column *resume* tells whether a resumed run accepts another value: `free` (the field changes no
+result beyond rounding), `allow` (with `--allow-change FIELD`), or `fixed` (the saved arrays depend
+on the field). You can register further implementations, such as an optimizer or an objective, in a
+file of your own ([extend bert-jax](../guides/extend.md))."""
 _FIELDS = ("field", "default", "meaning", "resume")
 
 

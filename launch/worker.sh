@@ -18,7 +18,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 LOG=$PLACE/log/train.log
 UNIT=${BERT_JAX_UNITS:-/etc/systemd/system}/bert-jax.service
-# Preempted, network failed, peer lost, killed, terminated, hang (docs/architecture.md, "Exit codes").
+# Preempted, network failed, peer lost, killed, terminated, hang (docs/reference/exit-codes.md).
 RESTART='42 75 134 137 143 200 SIGKILL SIGABRT'
 
 say() { echo "== $(date '+%F %T') $(hostname): $*"; }

@@ -255,8 +255,8 @@ def test_modules_import_in_no_circle():
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
 
 
-def test_the_rooms_and_the_seams_are_described():
-    """The tables of docs/architecture.md say what is checked here, and what registry.py has."""
+def test_packages_and_registries_are_described():
+    """The tables of docs/architecture.md list the imports that are checked, and the registries."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     folders = {
         room
@@ -265,7 +265,7 @@ def test_the_rooms_and_the_seams_are_described():
     }
     rooms, seams = (
         text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-        for heading in ("The rooms", "The seams")
+        for heading in ("Packages", "Registries")
     )
     rows = re.findall(r"^\| `([\w/]+)/` \|.*\| (.*) \|$", rooms, re.MULTILINE)
     assert {room: set(re.findall(r"`([\w/]+)/`", cell)) for room, cell in rows} == {

@@ -1,4 +1,4 @@
-"""`import bert_jax`: every snippet of docs/python.md runs, with the numbers of the command line."""
+"""`import bert_jax`: the snippets of docs/guides/python.md run, with the command line's numbers."""
 
 import ast
 import dataclasses
@@ -23,7 +23,7 @@ from bert_jax.interchange import huggingface
 from tests.paths import ROOT
 
 _ROOT = ROOT
-_PAGE = (_ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+_PAGE = (_ROOT / "docs" / "guides" / "python.md").read_text(encoding="utf-8")
 _SNIPPETS = re.findall(r"^```python\n(.*?)^```", _PAGE, flags=re.DOTALL | re.MULTILINE)
 _TEXT = "The horse of Ada eats [MASK] every day."
 
@@ -91,7 +91,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, runs, capsys, monkeypatch, l
     monkeypatch.setattr(bert_jax.SCHEDULES, "_entries", dict(bert_jax.SCHEDULES._entries))
     found: dict = {}
     for number in range(len(_SNIPPETS)):
-        exec(compile(snippet(number, runs), f"docs/python.md, snippet {number}", "exec"), found)
+        exec(compile(snippet(number, runs), f"python.md, snippet {number}", "exec"), found)
     assert found["is_next"].shape == (2,)
     assert found["states"].shape == (3, 1, 8, 32)
     assert found["closing"]["step"] == 200
