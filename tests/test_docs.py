@@ -225,7 +225,7 @@ def test_no_verb_or_option_is_named_that_does_not_exist(document):
             assert match[1] in _VERBS, f"{document.name}: `{span}`"
         # Of other programs only what a span begins with another word is about.
         if span.startswith(("--", "bert-jax ")):
-            for option in re.findall(r"(?<!\S)--[a-z][\w-]*", span):
+            for option in re.findall(r"(?<!\S)--[a-z][\w-]*(?![\w.-])", span):
                 assert option in known | {"--help", "--version"}, f"{document.name}: `{span}`"
 
 
