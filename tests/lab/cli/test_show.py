@@ -26,7 +26,7 @@ def test_each_field_and_each_chosen_option_says_what_it_is(capsys):
     assert main(["show", "fields", "bert_base"]) == 0
     text = capsys.readouterr().out
     assert (
-        "seed = 0  (on resume: --allow-change; at most 4294967295)\n    Decides initial weights"
+        "seed = 0  (on resume: --allow-change; at most 4294967295)\n    Seed of the initial weights"
         in text
     )
 
