@@ -1,6 +1,6 @@
 """BERT-Large on 64 TPU v3 cores (a v3-64: 32 chips, 8 hosts), or another slice.
 
-    launch/tpu run --type v3-64 --config bert_large_64core ...      # docs/launch.md
+    launch/tpu run --type v3-64 --config bert_large_64core ...      # docs/guides/cloud-tpu.md
     bert-jax pretrain bert_large_64core --corpus DIR --workdir DIR --distributed    # on each host
     bert-jax plan bert_large_64core --topology v3:4x8
 
