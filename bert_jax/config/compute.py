@@ -48,7 +48,7 @@ class ComputeConfig:
 
 @section
 class MeshConfig:
-    """How the devices are arranged and what they share (docs/concepts/sharding.md)."""
+    """How the devices are arranged and what they share (docs/parallelism.md)."""
 
     free = True
 
