@@ -32,7 +32,7 @@ def test_quoted_messages_exist():
         for span in re.findall(r"`([^`\n]+)`", text)
         if " " in span and not re.match(r"--|bert-jax |pip |gcloud ", span)
     ]
-    assert len(quoted) > 40
+    assert len(quoted) > 30
     for span in quoted:
         for part in span.split("..."):
             assert part.strip() in _strings(), f"{span}: no message contains {part.strip()!r}"
