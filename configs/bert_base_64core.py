@@ -5,7 +5,7 @@
     bert-jax plan bert_base_64core --topology v3:4x8
 
 The recipe, the weights and the losses are those of `bert_base`; only the machine differs. Each host
-makes its share of the batches in four threads. docs/tpu.md has the plans for other slices.
+makes its share of the batches in four threads. docs/plans.json has the plans for other slices.
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 4 Cloud TPUs in pod configuration,
 16 chips (v3-32 here), and GLUE 79.6 (test) and SQuAD 1.1 F1 88.5 (dev) of the result. It does not

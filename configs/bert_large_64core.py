@@ -5,7 +5,7 @@
     bert-jax plan bert_large_64core --topology v3:4x8
 
 The recipe, the weights and the losses are those of `bert_large`; only the machine differs. Each
-host makes its share of the batches in four threads. docs/tpu.md has the plans for other slices.
+host makes its share of the batches in four threads. docs/plans.json has the plans for other slices.
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips (v3-128
 here), and GLUE 82.1 (test) and SQuAD 1.1 F1 90.9 (dev) of the result. It does not state whether the

@@ -5,7 +5,7 @@
 
 The shape is BERT-Mini of "Well-Read Students Learn Better" (Turc et al. 2019). Without dropout: a
 run this short sees no text twice, so there is nothing to be regularised, and dropout only delays
-the moment it leaves the plateau of word frequencies (docs/reproducing.md).
+the moment it leaves the plateau of word frequencies (benchmarks/results/curve-against-torch.md).
 """
 
 from bert_jax.config import (

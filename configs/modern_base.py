@@ -14,8 +14,8 @@ of an update. The tokens are a fortieth of theirs, cut anew:
   2024, arXiv:2405.18392, 10 to 20 %); theirs is 2.5 % of forty times as many.
 
 64 chips make an update in 9 microbatches of 8,192 tokens each, in rows of either length. The loss
-in 8 slices takes about as long as a whole one and keeps no scores (docs/benchmarks.md). What the
-recipe takes on a slice says bert-jax plan.
+in 8 slices takes about as long as a whole one and keeps no scores
+(benchmarks/results/vocabulary-loss.md). `bert-jax plan` estimates the time on a slice.
 """
 
 import dataclasses

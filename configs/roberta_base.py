@@ -7,7 +7,7 @@
 125,000 updates of 2,048 rows of 512 tokens, full sentences without next-sentence prediction
 (fairseq, examples/roberta/config/pretraining/base.yaml). For other batches the README has other
 rates: 1e-4 for 256 rows, 7e-4 for 8,192. The paper's own (Table 9) are 500,000 updates of 8,000
-rows at 6e-4, with a warm-up of 24,000. docs/lineage.md says what differs from both.
+rows at 6e-4, with a warm-up of 24,000. docs/guides/recipes.md lists the differences from fairseq.
 """
 
 from bert_jax.config import DataConfig, ModelConfig, PhaseConfig, TrainConfig

@@ -3,7 +3,7 @@
     python docs/take_plans.py               # compiles the missing plans: hours on two cores
     python docs/take_plans.py NUMBER ...    # compiles these plans again, counted from 0
 
-`docs/generate.py` writes the table of plans in tpu.md from plans.json.
+`docs/generate.py` writes the table in benchmarks/results/tpu-plans.md from plans.json.
 """
 
 import json

@@ -44,7 +44,7 @@ class Linear(nnx.Module):
 
     The kernel has two dims, also where the outputs are heads: a TPU lays arrays out in tiles of 8 x
     128, and a last dim of 64 would leave half of each tile empty. For the same reason queries, keys
-    and values are made as columns, with the length last (docs/benchmarks.md, "The TPU ladder").
+    and values are made as columns, with the length last (benchmarks/results/tpu-steps.md).
     Where the tensor axis cuts a kernel, it cuts its inputs or its outputs.
     """
 

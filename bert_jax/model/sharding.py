@@ -90,7 +90,7 @@ def _second_axis(devices: Sequence[Any], *, tensor: int) -> int:
 
     An axis has whole dimensions of the slice, so that it is made of links; the two are as equal as
     they can be, and the first one is the larger. Where a device is a core, one axis has all links
-    at once, and two would have those of a part each (docs/tpu.md, "Findings").
+    at once, and two would have those of a part each (benchmarks/results/tpu-plans.md).
     """
     places = {(*getattr(d, "coords", ()), getattr(d, "core_on_chip", 0)) for d in devices}
     sizes = [len(set(along)) for along in zip(*places, strict=True)]

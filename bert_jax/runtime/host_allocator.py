@@ -35,7 +35,7 @@ def keep_freed_memory() -> bool:
     XLA's CPU backend allocates the temporaries of each step. By default glibc maps and unmaps them,
     and every page is faulted in and zeroed again: 15 million faults in 300 steps of the demo. With
     one arena, no separate mapping for large blocks and no trimming, the pages stay
-    (docs/benchmarks.md, "Memory of the host").
+    (benchmarks/results/host-memory.md).
     """
     return _set((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _PAD))
 

@@ -3,7 +3,7 @@
 `full_sentences` and `doc_sentences` are the modes "complete" and "complete_doc" of fairseq
 (fairseq/data/token_block_utils_fast.pyx; Liu et al. 2019, section 4.2). As there, the rows of every
 epoch are the same; their order and their masks are drawn anew. Where they depart from fairseq is
-listed in docs/lineage.md.
+listed in docs/guides/recipes.md.
 """
 
 from collections.abc import Callable

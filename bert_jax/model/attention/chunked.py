@@ -25,8 +25,8 @@ from bert_jax.model.sharding import on_each_device, spec_of
 # Queries of a chunk, and scores of it, which are those of one head at least.
 _QUERIES, _SCORES = 1024, 2**23
 # Keys of a row from which on it pays: where 128 MiB of fast memory hold a chunk, it is faster from
-# the first number on, and elsewhere the memory that it spares decides (docs/benchmarks.md, "Long
-# rows").
+# the first number on, and elsewhere the memory that it spares decides
+# (benchmarks/results/attention-tpu.md).
 _PAYS_FROM = 2048
 _FAST_FROM = {"TPU v4": 1024, "TPU v5 lite": 1024, "TPU v6 lite": 1024}
 

@@ -28,7 +28,7 @@ _NEW_ENOUGH = ("NVIDIA H", "NVIDIA GH", "NVIDIA B", "NVIDIA GB")
 # by `chunked`.
 _COLUMNS_PER_SEQUENCE, _FEWEST = 32, 8
 _LARGEST_HEAD, _HEAD_MULTIPLE = 256, 8
-# Keys of a row from which on it was seen to be faster than `fused` (docs/benchmarks.md, "GPUs").
+# Keys of a row from which on it was seen to be faster than `fused` (benchmarks/results/gpu.md).
 _PAYS_FROM = 1024
 
 

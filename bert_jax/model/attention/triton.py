@@ -28,7 +28,7 @@ from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import device_kind, index_along, on_each_device, spec_of
 
 # Hopper, by the prefix of the device's name: on an H200 the kernels are faster than `fused`
-# (docs/benchmarks.md, "GPUs").
+# (benchmarks/results/gpu.md).
 _PAYS_ON = ("NVIDIA H100", "NVIDIA H200", "NVIDIA GH200")
 _HEAD_SIZES = (16, 32, 64, 128)
 # Exponentials are computed as powers of two, for which a GPU has an instruction.

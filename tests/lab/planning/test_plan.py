@@ -254,7 +254,7 @@ def test_what_saving_costs(fields, per_hour, remedy):
 
 
 def test_the_recipes_for_slices_save_by_minutes():
-    """And hours and prices have one source, docs/tpu.md."""
+    """And hours and prices have one source, docs/plans.json."""
     for path in sorted((_ROOT / "configs").glob("*.py")):
         config = config_loader.load_config(path.stem)
         assert bool(config.checkpoint.every_minutes) is ("64core" in path.stem), path
