@@ -4,9 +4,9 @@
 
 1,000,000 updates of 256 sequences are 125,000 of 2,048, with which RoBERTa (Liu et al. 2019, table
 3) reaches a lower perplexity for the same cost. Sequences share rows (Packing in
-docs/guides/recipes.md), so that an update has fewer rows. By `benchmarks/packing.py` a row holds 1.158 pairs of English
-Wikipedia (a part of 2014) or 1.071 of books at length 128, and 1.979 or 1.213 at length 512. In the
-proportion of BERT's corpus (2,500 and 800 million words) these are
+docs/guides/recipes.md), so that an update has fewer rows. By `benchmarks/packing.py` a row holds
+1.158 pairs of English Wikipedia (a part of 2014) or 1.071 of books at length 128, and 1.979 or
+1.213 at length 512. In the proportion of BERT's corpus (2,500 and 800 million words) these are
 
 - 1.137 pairs at length 128, so that 1,792 rows, 28 a core, hold 2,037;
 - 1.793 pairs at length 512, so that 1,152 rows, 18 a core, hold 2,066.
