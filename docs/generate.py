@@ -6,10 +6,10 @@
 The tables of options of verbs are made of the classes in the modules of the verbs
 (bert_jax/cli/options.py), the tables of options and of what may change on resume of the
 declarations in bert_jax/config/. The table of calls in architecture.md has the lines of
-each function from `main` to the step. The table of plans in benchmarks/results/tpu-plans.md is that
-of docs/plans.json (docs/take_plans.py). The picture has the stages below, in rows from top to
-bottom; the tables and their fields are read from bert_jax/registry.py, and what a stage is for from
-the first sentence of its module's docstring.
+each function from `main` to the step. The table of plans in tpu.md is that of docs/plans.json
+(docs/take_plans.py). The picture has the stages
+below, in rows from top to bottom; the tables and their fields are read from bert_jax/registry.py,
+and what a stage is for from the first sentence of its module's docstring.
 """
 
 import argparse
@@ -491,7 +491,7 @@ def _shipped(name: str) -> tuple[str, ...]:
 
 
 def with_plans(text: str) -> str:
-    """Returns tpu-plans.md with the table of plans.json."""
+    """Returns tpu.md with the table of plans.json."""
     head = ("`bert-jax plan`", "devices", "rows x length", "memory, GiB per device",
             "M cycles", "computation, ms", "exposed, ms (all collectives)", "step, ms", "MFU",
             "whole recipe, hours", "dollars")  # fmt: skip
@@ -524,14 +524,14 @@ def _planned(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def main() -> int:
-    plans = _ROOT / "benchmarks" / "results" / "tpu-plans.md"
+    tpu = _ROOT / "docs" / "tpu.md"
     architecture = _ROOT / "docs" / "architecture.md"
     tables = _ROOT / "docs" / "configuration.md"
     made = {
         _ROOT / "docs" / "data-flow.svg": picture(),
         tables: with_fields(with_options(tables.read_text(encoding="utf-8"))),
         architecture: with_lines(architecture.read_text(encoding="utf-8")),
-        plans: with_plans(plans.read_text(encoding="utf-8")),
+        tpu: with_plans(tpu.read_text(encoding="utf-8")),
     }
     stale = [p for p, t in made.items() if not p.is_file() or p.read_text(encoding="utf-8") != t]
     if "--check" not in sys.argv[1:]:
