@@ -31,11 +31,10 @@ _UNREAD = {
 
 
 def _behind(config: TrainConfig) -> Any:
-    """Returns the objects that the names of a config stand for: a test may replace them."""
-    model, optimizer = config.model, config.optimizer
+    """Returns the objects that the names of a model stand for: a test may replace them."""
+    model = config.model
     return (
         *(PARTS[name] for name in config.head.parts),
-        *(optimizer.entry(), optimizer.schedule.entry()),
         *(POSITIONS[model.position_embedding_type], ATTENTION[config.compute.attention]),
         *(model.mixer.entry(), SCORES[getattr(model.mixer, "score", "scaled_dot_product")]),
     )
@@ -66,8 +65,11 @@ class CompiledOnce:
             read = dataclasses.replace(config, phases=(), optimizer=OptimizerConfig())
         else:
             read = config.in_phase(phase)
+        if not (read.model.hidden_dropout_prob or read.model.attention_probs_dropout_prob):
+            read = dataclasses.replace(read, seed=0)  # only dropout reads it
         key = (
             *(make, phase, dataclasses.replace(read, **_UNREAD), _behind(read)),
+            *(read.optimizer.entry(), read.optimizer.schedule.entry()),
             *(_described((first, batch)), _rates(options.get("rates"))),
             # Each fine-tuning has an objective of its own.
             *(type(objective), tuple(sorted(vars(objective).items()))),

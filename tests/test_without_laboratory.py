@@ -1,5 +1,6 @@
 """The core imports, trains and exports without the laboratory, `bert_jax_lab`."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -33,24 +34,18 @@ assert not [name for name in sys.modules if name.startswith("bert_jax_lab")]
 
 def test_the_core_works_without_the_laboratory(tmp_path):
     phase = PhaseConfig(sequence_length=32, steps=3, global_batch_size=8, max_predictions=5)
-    config = tiny_corpus.tiny_config(phases=(phase,), optimizer=OptimizerConfig(warmup_steps=1))
+    model = dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1)
+    config = tiny_corpus.tiny_config(
+        model=model, phases=(phase,), optimizer=OptimizerConfig(warmup_steps=1)
+    )
     named = str(tiny_corpus.write_config(tmp_path / "tiny.json", config))
     text = str(tiny_corpus.write(tmp_path / "text.txt"))
     corpus, run = str(tmp_path / "corpus"), str(tmp_path / "run")
     again = ["pretrain", named, "--corpus", corpus, "--workdir", f"{run}2"]
+    prepared = ["--vocab-size", "240", "--validation-fraction", "0.1"]
     commands = [
         ["--help"],
-        [
-            "prepare",
-            "--source",
-            text,
-            "--output",
-            corpus,
-            "--vocab-size",
-            "240",
-            "--validation-fraction",
-            "0.1",
-        ],
+        ["prepare", "--source", text, "--output", corpus, *prepared],
         ["pretrain", named, "--corpus", corpus, "--workdir", run],
         ["evaluate", run],
         ["export", "--checkpoint", run, "--format", "hf", "--output", str(tmp_path / "export")],

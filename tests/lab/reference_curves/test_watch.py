@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.config import MeshConfig, OptimizerConfig, PhaseConfig
+from bert_jax.config import MeshConfig, OptimizerConfig, PhaseConfig, to_dict
 from bert_jax.config_checks import complete
 from bert_jax.config_loader import load_config
 from bert_jax.workdir import log_reader
@@ -210,7 +210,16 @@ def test_the_reference_of_the_demo_is_of_the_demo():
 
 def test_a_run_is_compared_with_the_run_that_expect_names(tmp_path, trained, corpus, capsys):
     workdir, config = tmp_path / "run", tmp_path / "tiny.json"
-    tiny_corpus.write_config(config, tiny_corpus.tiny_config(seed=5))
+    # The first phase of `trained`, with one layer.
+    run = complete(load_config(str(trained / "config.json")))
+    run = dataclasses.replace(
+        run,
+        model=dataclasses.replace(run.model, num_hidden_layers=1),
+        phases=(dataclasses.replace(run.phases[0], steps=40),),
+        evaluation=dataclasses.replace(run.evaluation, every_steps=10),
+        seed=5,
+    )
+    tiny_corpus.write_config(config, run)
     command = ["pretrain", str(config), "--corpus", str(corpus), "--workdir", str(workdir)]
     named = [*command, "--expect", str(trained)]
     assert main([*named, "--set", "model.hidden_size=64"]) == 2
@@ -221,8 +230,10 @@ def test_a_run_is_compared_with_the_run_that_expect_names(tmp_path, trained, cor
 
     # A file with the curves is a reference as well.
     file = tmp_path / "curves.json"
-    file.write_text(json.dumps(reference.of_runs([trained])))
+    curves = reference.of_runs([trained])
+    file.write_text(json.dumps(curves))
     assert reference.read(file) == reference.read(trained)
+    file.write_text(json.dumps(curves | {"config": to_dict(run)}))
     named = [*command, "--expect", str(file), "--set", "optimizer.learning_rate=1e-7"]
     assert main(named) == 0
     said, table = capsys.readouterr()[::-1]
