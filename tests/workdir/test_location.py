@@ -351,29 +351,6 @@ def test_errors_of_a_bucket_are_failures_of_storage(tmp_path, monkeypatch):
 
 
 @pytest.mark.chaos
-def test_fine_tuning_in_a_bucket_resumes_on_another_machine(cloud, tmp_path):
-    """Attempts, results and checkpoints are in the bucket; another machine only reports them."""
-    from tests import tiny_tasks
-
-    tiny_tasks.sst2(tmp_path / "sst2")
-    tiny_tasks.encoder(tmp_path / "encoder")
-    words = [
-        *("finetune", "--checkpoint", str(tmp_path / "encoder"), "--task", "sst2"),
-        *("--data", str(tmp_path / "sst2"), "--workdir", "gs://bucket/tuned", "--length", "24"),
-        *("--epochs", "1", "--batch-size", "16", "--learning-rate", "1e-2", "--restarts", "1"),
-    ]
-    done = run(cloud, tmp_path / "one", *words)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(read(cloud, "tuned/result.json"))
-    assert result["steps"] == 10
-    assert "sst2" in read(cloud, "tuned/results.md")
-    again = run(cloud, tmp_path / "two", *words)
-    assert again.returncode == 0, again.stderr
-    assert json.loads(read(cloud, "tuned/result.json")) == result
-    assert '"save"' in read_log(cloud, "tuned", "events")
-
-
-@pytest.mark.chaos
 def test_the_doctor_saves_beside_a_workdir_in_a_bucket_and_leaves_nothing(tmp_path, cloud):
     cache = tmp_path / "cache"
     good, bad = run_in_turn(

@@ -237,22 +237,10 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def workers() -> int:
-    """Returns how many workers a job service gives a job."""
-    return 1
-
-
-@pytest.fixture
-def began(tmp_path) -> Path:
-    """Returns the folder in which each worker of a job service leaves a file."""
-    (tmp_path / "began").mkdir()
-    return tmp_path / "began"
-
-
-@pytest.fixture
-def service(beginning, workers, began) -> Iterator[tuple[str, ...]]:
+def service(beginning, tmp_path) -> Iterator[tuple[str, ...]]:
     """Yields the options of a job service and of a pool of workers, processes of their own."""
-    asked = {"SERVICE_WORKERS": str(workers), "SERVICE_BEGAN": str(began)}
+    (tmp_path / "began").mkdir()  # for a file of each worker
+    asked = {"SERVICE_WORKERS": "2", "SERVICE_BEGAN": str(tmp_path / "began")}
     jobs, pool = free_port(), free_port()
     started = [
         subprocess.Popen(
@@ -283,14 +271,11 @@ def service(beginning, workers, began) -> Iterator[tuple[str, ...]]:
             process.wait()
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_a_job_service_and_a_pool_of_workers(
-    tmp_path, sources, here, beginning, service, workers, began
-):
+def test_a_job_service_and_a_pool_of_workers(tmp_path, sources, here, beginning, service):
     done = command(sources, tmp_path / "c", "PortableRunner", *service, environment=beginning)
     assert done.returncode == 0, done.stderr
     assert is_equal(tmp_path / "c", here)
-    assert len([*began.iterdir()]) == workers
+    assert len([*(tmp_path / "began").iterdir()]) == 2
 
 
 def test_the_options_of_a_runner_come_before_the_sources(tmp_path):
@@ -310,7 +295,7 @@ def test_the_options_of_a_runner_come_before_the_sources(tmp_path):
 
 
 def test_the_description_of_a_dataflow_job(tmp_path, sources):
-    """It has no text; six steps run on one worker, and no other."""
+    """It has no text."""
     pytest.importorskip("google.cloud.storage")
     pytest.importorskip("apache_beam.runners.dataflow.internal.apiclient")
     from bert_jax.data.cluster.beam import BeamEngine
@@ -340,25 +325,10 @@ def test_the_description_of_a_dataflow_job(tmp_path, sources):
     for payload in [*payloads, *functions]:
         for word in (b"hears", b"likes", b"river"):
             assert word not in payload
-    grouped = {each.unique_name.partition("/")[0] for each in transforms
-               if each.spec.urn in (COMBINE, GROUP)}  # fmt: skip
-    alone = {each.unique_name.partition("/")[0] for each in transforms if each.spec.urn == COMBINE}
-    assert alone == {
-        "all for assign", "all for train", "all for cut", "all for finish", "merge pairs",
-        "merge candidates",
-    }  # fmt: skip
-    assert grouped - alone == {
-        "words by range", "duplicates by unit", "keys by range", "groups by unit", "runs by group",
-        "near duplicates by unit", "sample by unit", "begun by unit", "spread", "spread groups",
-        "spread wanted", "spread begun", "spread shards",
-    }  # fmt: skip
     (environment,) = proto.components.environments.values()
     staged = [dependency.type_payload for dependency in environment.dependencies]
     assert any(re.search(rb"bert_jax-.*\.whl", each) for each in staged)
     assert not any(b"main_session" in each for each in staged)
-
-
-COMBINE, GROUP = "beam:transform:combine_per_key:v1", "beam:transform:group_by_key:v1"
 
 
 def unpacked(payload: bytes) -> Iterator[bytes]:

@@ -148,18 +148,6 @@ def test_the_fingerprint_depends_on_the_content_only(tmp_path, source, vocabular
     assert fingerprint("fifth", changed) != first
 
 
-def test_one_file_is_encoded_by_all_processes(tmp_path, source, vocabulary):
-    """The process that reads the file hands texts to the others."""
-    source.write_text(text_of(3000))
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.replace("time.sleep(0.4)", "Path(f'{os.getpid()}.pid').touch()"))
-    command = [sys.executable, script, source, tmp_path / "c", "3", vocabulary]
-    subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, timeout=HUNG, check=True)
-    assert len([*tmp_path.glob("*.pid")]) >= 3
-    alone = made(source, tmp_path / "alone", vocabulary)
-    assert files_of(tmp_path / "c") == files_of(alone.directory)
-
-
 def test_a_large_vocabulary_is_stored_in_32_bits(tmp_path, source, vocabulary):
     words = vocabulary.read_text() + "".join(f"w{i}\n" for i in range(65536))
     vocabulary.write_text(words + "zebra\n")

@@ -64,10 +64,6 @@ def nothing_ahead(monkeypatch) -> None:
     monkeypatch.setattr(Stream, "plan_ahead", lambda *_: None)
 
 
-def bits_of(batch) -> list[bytes]:
-    return [batch[name].tobytes() for name in sorted(batch)]
-
-
 def first_tokens(pipeline: Pipeline, steps) -> np.ndarray:
     """The place in the split of the first token of each row: int `[steps, ROWS]`."""
     found = []

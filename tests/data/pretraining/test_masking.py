@@ -156,15 +156,6 @@ def test_every_position_is_as_likely():
         assert within(count, 20_000, 10 * 9 / (61 * 60))
 
 
-def test_a_row_depends_on_its_own_number_alone():
-    lengths = np.array([128, 90, 17, 64] * 8)
-    ids = make_rows(lengths, 128)
-    whole = mask(ids, lengths, first=1000)
-    part = mask(ids[10:20], lengths[10:20], first=1010)
-    for name, array in whole.items():
-        assert np.array_equal(array[10:20], part[name])
-
-
 def test_a_run_says_that_it_has_too_little_room(corpus, tmp_path, monkeypatch, capsys):
     from bert_jax.__main__ import main
     from bert_jax.errors import UsageError

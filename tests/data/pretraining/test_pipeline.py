@@ -14,7 +14,6 @@ from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining.batch import Batch, signature
 from bert_jax.data.pretraining.epochs import EpochCache
 from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline, tf_batches
-from bert_jax.data.pretraining.sentence_pairs import SENTENCE_PAIRS
 from bert_jax.data.pretraining.spans import SpanPlan
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
@@ -108,19 +107,6 @@ def rows_of_plan(split: Split, plan: SpanPlan) -> set[tuple[int, ...]]:
 # --- one batch -----------------------------------------------------------------------------------
 
 
-def test_batches_keep_the_table():
-    split = make_split()
-    pipeline = make_pipeline(split)
-    for step in (0, 1, 99):
-        check_batch(
-            pipeline.batch_at(step, range(16)),
-            rows=16,
-            sequence_length=32,
-            max_predictions=5,
-            vocab_size=vocab_size(split),
-        )
-
-
 def test_rows_are_pairs_of_the_corpus():
     split = make_split()
     pipeline = make_pipeline(split)
@@ -165,34 +151,6 @@ def test_the_seed_decides_and_shards_do_not():
     assert (one["input_ids"] != other["input_ids"]).mean() > 0.5
 
 
-def test_shares_over_a_large_sample():
-    """15 % of the tokens are predicted, and the labels are those of the plan."""
-    split = random_split(5000, vocab_size=5000)
-    phase = PhaseConfig(sequence_length=128, steps=40, global_batch_size=256, max_predictions=20)
-    pipeline = Pipeline(
-        split,
-        collator=MLM_NSP,
-        vocabulary=Vocabulary(SPECIAL, 5000),
-        options=DataConfig(),
-        phases=(phase,),
-        seed=0,
-    )
-    batch = join([pipeline.batch_at(step, range(256)) for step in range(40)])
-    lengths = batch["sequence_ids"].sum(axis=1)
-    wanted = np.maximum(1, np.rint(lengths * 0.15))
-    assert np.array_equal(batch["mlm_weights"].sum(axis=1), np.minimum(wanted, 20))
-    share = batch["mlm_weights"].sum() / lengths.sum()
-    # Each row's count is rounded: off by at most half a token (one, at the floor of 1) a row.
-    assert abs(share - 0.15) < 0.5 * len(lengths) / lengths.sum()
-    # The labels have the ratio of an independent plan, within the binomial error of both.
-    size = epoch_size(split, phase)
-    plan = SENTENCE_PAIRS.plan(split, options=DataConfig(), sequence_length=128, key=5)
-    ratio = plan.labels["is_random"].mean()
-    assert 0.5 < ratio < 0.62  # chunks of one sentence are forced
-    error = np.sqrt(ratio * (1 - ratio) * (1 / len(lengths) + 1 / size))
-    assert abs(batch["nsp_labels"].mean() - ratio) < Z * error
-
-
 # --- epochs and phases ---------------------------------------------------------------------------
 
 
@@ -218,27 +176,6 @@ def test_masks_are_fresh_every_epoch_and_phase():
     # 5 of 28 positions: 98,280 choices, so that 200 draws all differ with chance 0.8 and hardly
     # more than two pairs of them agree.
     assert len(np.unique(batch["mlm_positions"], axis=0)) > 195
-
-
-def test_a_batch_may_hold_several_epochs():
-    split = split_from_lengths(np.full(12, 5), np.full(3, 4), vocab_size=None)
-    large = PhaseConfig(sequence_length=32, steps=3, global_batch_size=64, max_predictions=5)
-    pipeline = make_pipeline(split, large)
-    assert epoch_size(split, large) < 21
-    whole = join([pipeline.batch_at(step, range(64)) for step in range(3)])
-    assert_same(
-        join(
-            [
-                pipeline.batch_at(step, range(row, row + 8))
-                for step in range(3)
-                for row in range(0, 64, 8)
-            ]
-        ),
-        whole,
-    )
-    check_batch(
-        whole, rows=192, sequence_length=32, max_predictions=5, vocab_size=vocab_size(split)
-    )
 
 
 def test_batch_size_does_not_change_the_examples():
@@ -366,14 +303,6 @@ def test_evaluation_is_the_same_in_batches_of_any_size():
             {name: array[:50] for name, array in other.items()},
         )
         assert other["mlm_weights"].sum() == rows[0]["mlm_weights"].sum()
-
-
-def test_evaluation_of_a_small_split_uses_all_of_it():
-    evaluation = make_evaluation(make_split(8), num_examples=10_000)
-    rows = join([evaluation.batch_at(i, range(16)) for i in range(evaluation.num_batches)])
-    real = rows["nsp_weights"][:, 0] == 1
-    assert real.sum() == evaluation.num_examples < 200
-    assert len({tuple(row) for row in restored(rows)[real].tolist()}) == evaluation.num_examples
 
 
 # --- errors --------------------------------------------------------------------------------------

@@ -105,12 +105,6 @@ def test_the_library_of_this_machine(monkeypatch):
             ["It adds up two numbers:", "That is all of it."],
         ),
         (
-            "Use it like this here:\n```python\nThe code is not here.\n\n"
-            "Nor is this code here.\n```\n"
-            "And after it comes text.",
-            ["Use it like this here:", "And after it comes text."],
-        ),
-        (
             "An example of it follows::\n\n    The code is not here.\n\n"
             "    Nor is this code here.\n\n"
             "And after it comes text.",
@@ -126,24 +120,12 @@ def test_the_library_of_this_machine(monkeypatch):
          ["Text below it comes here."]),
         ("| The cells of a table. | Are not in here. |\n\nThe text after it is in.",
          ["The text after it is in."]),
-        ("word     meaning of the word    a third column.\n\nThe text after it is in.",
-         ["The text after it is in."]),
         # Parameters: names and types go, descriptions stay, each a paragraph.
         (
             "Parameters\n----------\nx : array_like, optional\n"
             "    The array that is to be sorted.\n"
             "axis, order : int\n    The axis along which to sort,\n    or none at all.",
             ["The array that is to be sorted.", "The axis along which to sort, or none at all."],
-        ),
-        (
-            "Args:\n  size: The size of the new window,\n    in points on the screen.\n"
-            "  name (str): The name that is shown above.\n\n"
-            "Returns:\n  A window that is not yet visible.",
-            [
-                "The size of the new window, in points on the screen.",
-                "The name that is shown above.",
-                "A window that is not yet visible.",
-            ],
         ),
         (":param x: The number that is to be rounded.\n:returns: The number nearest to it.",
          ["The number that is to be rounded.", "The number nearest to it."]),
@@ -155,14 +137,10 @@ def test_the_library_of_this_machine(monkeypatch):
             "**bold** and *italic* [1]_ letters.",
             ["See os.path and the list, None or x, in bold and italic letters."],
         ),
-        ("Read [the whole guide](https://example.com/x) and then `the site <http://x.y>`_ of it.",
-         ["Read the whole guide and then the site of it."]),
         # Not prose: too short, no sentence, code, licences.
-        ("Too short.", []),
         ("A list of words without an end", []),
         ("x = f(y)[0] + g(z) ** 2 if a else {b: c}.", []),
         ("Copyright 2018 The Authors. All rights reserved by them.", []),
-        ("Licensed under the Apache License, Version 2.0.", []),
     ],
 )  # fmt: skip
 def test_prose(text, expected):

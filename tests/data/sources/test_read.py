@@ -260,12 +260,6 @@ def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, c
     assert manifest["skipped_records"] == {str(mixed / n): 1 for n in ("a.txt", "d.jsonl")}
 
 
-def test_a_single_bad_file_is_one_line(mixed, tmp_path, capsys):
-    (mixed / "a.csv").write_text("id,body\n")
-    assert main(_command(mixed, tmp_path / "c")) == 2
-    assert capsys.readouterr().err.splitlines()[-1].endswith("; or leave it out with --skip-bad")
-
-
 @pytest.mark.parametrize("source", ["-", "stdin:.JSONL.gz"])
 def test_standard_input(mixed, tmp_path, monkeypatch, capsys, source):
     name = "sub/b.txt" if source == "-" else "c.jsonl"
@@ -376,15 +370,3 @@ def test_a_full_disk_is_called_so(tmp_path, vocabulary, monkeypatch):
             workers=1,
             validation_fraction=0.2,
         )
-
-
-def test_the_closing_lines(tmp_path, vocabulary, capsys):
-    found = [*texts(40), *(text.upper() for text in texts(40)[:10])]
-    path = tmp_path / "a.jsonl"
-    path.write_text(jsonl(found, lambda text: {"text": text}) + '{"text": null}\n')
-    command = ["prepare", "--source", str(path), "--output", str(tmp_path / "corpus")]
-    command += ["--tokenizer", vocabulary, "--validation-fraction", "0.3", "--workers", "1"]
-    assert main(command) == 0
-    said = capsys.readouterr().out
-    assert "dropped: 10 of 50 documents (20%): duplicates" in said
-    assert "skipped: 1 record(s) without text" in said

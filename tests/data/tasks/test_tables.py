@@ -16,12 +16,12 @@ import pytest
 
 from bert_jax.data.sources.read import STDIN
 from bert_jax.data.sources.stream import TESTS, SourceOptions
-from bert_jax.data.tasks import encode_rows, tables
+from bert_jax.data.tasks import tables
 from bert_jax.data.tasks.squad import Question
 from bert_jax.data.tasks.tables import TextRow
 from bert_jax.errors import UsageError
 from bert_jax.tasks.sequence_classification import TEXT
-from bert_jax.tasks.task import Encoded, Sources, hold_out, read_files, task_of
+from bert_jax.tasks.task import Sources, hold_out, read_files, task_of
 from bert_jax.tasks.task_data import load_task
 from tests.data.formats.layouts import PACKERS, pa
 
@@ -37,13 +37,6 @@ def test_glue_tsv_quotes_nothing(tmp_path):
     rows = tables.read_rows(path, text_columns=["sentence"], label_column="label")
     assert [(row.texts, row.label) for row in rows] == [(('a "quote',), "0"), (("say “ah”",), "1")]
     assert rows[1].location == f"{path}, line 3" and rows[1].id == "1"
-
-
-def test_a_tsv_without_a_header(tmp_path):
-    path = write(tmp_path / "train.tsv", "gj04\t1\t\tThey sat.\n")
-    columns = ["source", "label", "star", "sentence"]
-    (row,) = tables.read_rows(path, text_columns=["sentence"], label_column="label", header=columns)
-    assert row.texts == ("They sat.",) and row.label == "1"
 
 
 def test_csv_and_json_lines_give_the_same_rows(tmp_path):
@@ -211,12 +204,6 @@ def test_labels_are_ordered_as_numbers_where_all_are_integers(labels, ordered):
     assert " ".join(task_of(TEXT.spec).with_labels(rows).labels) == ordered
 
 
-def test_a_column_that_is_named_twice(tmp_path):
-    path = write(tmp_path / "a.csv", "a,b,x\n")
-    with pytest.raises(UsageError, match=r"`columns`: column 'text' occurs twice"):
-        rows_of(path, "text", columns=("text", "text", "label"))
-
-
 def test_a_slip_in_a_name_shows_the_columns_as_they_are_separated(tmp_path):
     path = write(tmp_path / "a.csv", "Äußerung;Gefühl\nSchön, ja;gut\n")
     for columns, label, slip in (
@@ -310,10 +297,3 @@ def test_labels_are_those_of_the_whole_file(tmp_path, tokenizer):
         assert len(found.task.spec.labels) == 21
     few = load_task(spec, Sources(train=path, train_rows=12), tokenizer, length=16)
     assert len(few.train.rows) == 12 and len(few.task.spec.labels) == 21
-
-
-def test_labels_are_told_with_their_counts():
-    spec = dataclasses.replace(TEXT.spec, labels=("no", "yes"))
-    rows = [TextRow("", ("a",), label, "0") for label in ("yes", "no", "yes")]
-    said = task_of(spec).describe(rows, Encoded(encode_rows.Features(*[np.zeros(0)] * 3)), length=8)
-    assert said == "3 training rows, by label: no 1, yes 2"

