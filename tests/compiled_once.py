@@ -24,7 +24,7 @@ _MISSING = object()
 _UNREAD = {
     name: getattr(TrainConfig(), name)
     for name in (
-        *("name", "evaluation", "checkpoint", "hooks", "trackers", "log_every_steps"),
+        *("name", "data", "evaluation", "checkpoint", "hooks", "trackers", "log_every_steps"),
         *("deadline_seconds", "output_bias"),
     )
 }
@@ -60,15 +60,15 @@ class CompiledOnce:
         self._params: dict[Any, Any] = {}
 
     def lower(self, make: Any, config: Any, first: Any, batch: Any, **options: Any) -> Any:
-        phase, objective = options.get("phase"), options["objective"]
-        if phase is None:  # an evaluation, which reads neither phases nor optimizer
-            read = dataclasses.replace(config, phases=(), optimizer=OptimizerConfig())
+        phase, objective = options.get("phase", 0), options["objective"]
+        if make is step.lower_eval_step:  # which has no schedule
+            read, span = dataclasses.replace(config, optimizer=OptimizerConfig()), None
         else:
-            read = config.in_phase(phase)
+            read, span = config.in_phase(phase), config.schedule_span(phase)
         if not (read.model.hidden_dropout_prob or read.model.attention_probs_dropout_prob):
             read = dataclasses.replace(read, seed=0)  # only dropout reads it
         key = (
-            *(make, phase, dataclasses.replace(read, **_UNREAD), _behind(read)),
+            *(make, span, dataclasses.replace(read, phases=(), **_UNREAD), _behind(read)),
             *(read.optimizer.entry(), read.optimizer.schedule.entry()),
             *(_described((first, batch)), _rates(options.get("rates"))),
             # Each fine-tuning has an objective of its own.
@@ -117,18 +117,19 @@ class CompiledOnce:
     def install(self, patch: Any) -> None:
         from bert_jax.api import model as of_python
         from bert_jax.inference import embed, fill_mask
+        from bert_jax.memory import fit
         from bert_jax.tasks import finetune, predict
-        from bert_jax.training import compiled_steps, evaluate
+        from bert_jax.training import compiled_steps, evaluate, pretrain
         from bert_jax_lab.doctor import speed
 
         train = functools.partial(self.lower, step.lower_train_step)
-        for module in (compiled_steps, speed):
+        for module in (compiled_steps, finetune, pretrain, speed):
             patch.setattr(module, "lower_train_step", train)
+        for module in (evaluate, pretrain):
+            scores = functools.partial(self.lower, step.lower_eval_step)
+            patch.setattr(module, "lower_eval_step", scores)
+        for module in (compiled_steps, evaluate, fit, speed):
             patch.setattr(module, "compile_lowered", self.compile)
-        patch.setattr(
-            evaluate, "lower_eval_step", functools.partial(self.lower, step.lower_eval_step)
-        )
-        patch.setattr(evaluate, "compile_lowered", self.compile)
         for module in (of_python, embed, fill_mask, finetune, predict):
             patch.setattr(module, "Forward", self.forward)
         patch.setattr(TrainState, "initial", self.initial)

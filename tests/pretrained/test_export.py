@@ -123,11 +123,11 @@ def test_pretraining_begins_from_an_encoder(tmp_path, trained, corpus, refused, 
     # Another shape than the checkpoint has.
     model = dataclasses.replace(source.config.model, hidden_size=64,
                                 hidden_dropout_prob=0.3)  # fmt: skip
-    config = dataclasses.replace(source.config, model=model)
+    phase = dataclasses.replace(source.config.phases[0], steps=2)
+    config = dataclasses.replace(source.config, model=model, phases=(phase,))
     config = tiny_corpus.write_config(tmp_path / "tiny.json", config)
     command = ("pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "new")
-    command = (*command, "--init-from", tmp_path / "hf", "--set", "phases.0.steps=2")
-    command = (*command, "--set", "phases.1.steps=1", "--set", "optimizer.warmup_steps=1")
+    command = (*command, "--init-from", tmp_path / "hf", "--set", "optimizer.warmup_steps=1")
     said = refused(*command, "--set", "model.hidden_size=64")
     assert f"model.hidden_size is 64, the checkpoint's {source.config.model.hidden_size}" in said
     assert not (tmp_path / "new").exists()
@@ -143,14 +143,14 @@ def test_pretraining_begins_from_an_encoder(tmp_path, trained, corpus, refused, 
     assert f"layers of {source.config.model.hidden_size}, " in said
     assert "2 tensors are ignored: cls.chain.bias, cls.chain.weight" in said
     assert "has no mlm, nsp: initialized from seed" in said
-    assert max(checkpoint.steps(tmp_path / "new")) == 3
+    assert max(checkpoint.steps(tmp_path / "new")) == 2
     ran = load_config_json(tmp_path / "new/config.json").model
     assert ran == dataclasses.replace(source.config.model, hidden_dropout_prob=0.3)
     # The run has its model now: neither the checkpoint nor its name is needed.
     shutil.rmtree(tmp_path / "hf")
     convert(*command)
     convert(*(part for part in command if part not in ("--init-from", tmp_path / "hf")))
-    assert "is already at its last step, 3" in capsys.readouterr().err
+    assert "is already at its last step, 2" in capsys.readouterr().err
 
 
 def test_weights_that_are_pickled_and_a_model_without_its_tokenizer(tmp_path, refused):
