@@ -9,7 +9,7 @@ import time
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.workdir import location, lock, log_reader, storage
+from bert_jax.workdir import location, lock, log_reader
 from bert_jax.workdir.location import OWNER
 from tests import tiny_corpus
 from tests.chaos import IS_LONG, long_form
@@ -95,24 +95,6 @@ def test_one_of_two_trainers_holds_the_workdir(tmp_path, address, place):
         assert min(after_kill) > 10 and max(after_kill) < lock.SECONDS + 10
 
 
-def test_a_trainer_that_lost_the_workdir_writes_nothing(tmp_path, corpus):
-    """Its next save ends with code 2 and names the other trainer."""
-    workdir = "gs://bucket/lost"
-    with reached() as address:
-        run = Started(tmp_path, corpus, faults=["step=0.3"], variables=environment(address),
-                      workdir=workdir)  # fmt: skip
-        place = location.at(workdir)
-        run.until(lambda: any(name.startswith("metrics-") for name in place.names()))
-        text = json.dumps({"process": 7, "host": "other", "token": "other"})
-        place.write_text(OWNER, text)
-        assert run.finish() == [2], run.log()
-        assert re.search(r"error: process 7 on other trains in .*: this process had not", run.log())
-        assert place.document(OWNER) == text.encode(), "the object of the other process stays"
-        names = {int(name) for name in storage.names_in(place.checkpoints)}
-        rows = log_reader.read_rows(location.opened(workdir).path)
-        assert max(names) <= max(row["step"] for row in rows) < 40
-
-
 @long_form
 def test_several_processes_wait_for_a_dead_one(tmp_path, corpus, address):
     """Process 0 waits for a minute, and the other processes wait for process 0."""
@@ -150,24 +132,3 @@ def test_rejected_commands_lose_no_row(tmp_path, corpus, finished, monkeypatch):
         assert losses(copy) == losses(finished)
         events = [event["event"] for event in log_reader.read_events(copy)]
         assert events.count("start") == 1, events
-
-
-@pytest.mark.parametrize("number", range(20 if IS_LONG else 2))
-def test_kills_between_parts(tmp_path, corpus, finished, number):
-    """SIGKILL at the upload of a part; another machine resumes. Its logs are complete: each row
-    once, with the bits of an undisturbed run."""
-    workdir = f"gs://bucket/killed-{number}"
-    where = ("storage:write_version", "manifest:write", "location:Location._upload")[number % 3]
-    with reached() as address:
-        variables = environment(address)
-        fault = f"killed=bert_jax.workdir.{where}:{2 + number // 3}"
-        run = Started(tmp_path / "run", corpus, faults=[fault], variables=variables,
-                      workdir=workdir)  # fmt: skip
-        assert run.finish() == [-9], run.log()
-        again = Started(tmp_path / "again", corpus, faults=["stale=2"], variables=variables,
-                        workdir=workdir)  # fmt: skip
-        assert again.finish() == [0], again.log()
-        copy = location.opened(workdir).path
-        assert losses(copy) == losses(finished)
-        events = [event["event"] for event in log_reader.read_events(copy)]
-        assert events.count("stop") == 1, events

@@ -164,15 +164,6 @@ def test_a_span_is_replaced_alike_and_a_word_piece_by_piece():
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_a_row_depends_on_its_number_alone(kind):
-    ids, lengths = rows_of(64)
-    whole, _ = masked(kind, ids, lengths)
-    part, _ = masked(kind, ids[40:], lengths[40:], first=40)
-    for name, array in part.items():
-        np.testing.assert_array_equal(array, whole[name][40:])
-
-
-@pytest.mark.parametrize("kind", _KINDS)
 def test_edges(kind):
     """A row without candidates, one of a single long word, and a mask of everything."""
     ids = np.full((3, 16), SPECIAL.pad, np.int32)

@@ -295,26 +295,6 @@ def test_one_of_the_two_files_alone(pair):
         load_tokenizer(pair / "vocab.json")
 
 
-def test_tokens_that_the_two_files_lack(pair):
-    size = len(json.loads((pair / "vocab.json").read_text("utf-8")))
-    (pair / "added_tokens.json").write_text(json.dumps({"[E1]": size}))
-    with pytest.raises(UsageError, match=r"added_tokens.json adds '\[E1\]' to vocab.json"):
-        load_tokenizer(pair)
-
-
-def test_classes_that_cut_text_otherwise(pair):
-    config = pair / "tokenizer_config.json"
-    for name in ("RobertaTokenizer", "GPT2TokenizerFast"):
-        config.write_text(json.dumps({"tokenizer_class": name}))
-        assert load_tokenizer(pair).is_byte_level
-    config.write_text(json.dumps({"tokenizer_class": "HerbertTokenizer"}))
-    for path in (pair, pair / "merges.txt"):
-        with pytest.raises(
-            UsageError, match=r"HerbertTokenizer, which gives .* python -c \"from tr"
-        ):
-            load_tokenizer(path)
-
-
 def test_bytes_without_a_token_are_said(pair, capsys):
     edited(pair, lambda vocab: {t: i for t, i in vocab.items() if t not in ("\u0120", "\u0100")})
     merges = (pair / "merges.txt").read_text("utf-8").split("\n")

@@ -277,23 +277,6 @@ def headings_of(*runs: dict) -> list[str]:
     return [chart["heading"] for chart in charts.charts(runs)]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, ""), (True, "True"), (3, "3"), (1234567, "1,234,567"), (0.00012, "0.00012"),
-     (1234567.8, "1,234,568"), (3.14159265, "3.1416"), ("a", "a"), (-0.0, "0")],
-)  # fmt: skip
-def test_values_are_shown_with_five_digits(value, text):
-    assert report_page.shown(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0.0 s"), (59.94, "59.9 s"), (61, "1 min 1 s"), (3599.9, "1 h 0 min"), (90061, "1 d 1 h")],
-)
-def test_durations(seconds, text):
-    assert report_page.duration(seconds) == text
-
-
 def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["report", str(trained), "--html", str(page), "--json", "--examples", "3"]) == 0
