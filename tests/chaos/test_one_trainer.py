@@ -132,3 +132,24 @@ def test_rejected_commands_lose_no_row(tmp_path, corpus, finished, monkeypatch):
         assert losses(copy) == losses(finished)
         events = [event["event"] for event in log_reader.read_events(copy)]
         assert events.count("start") == 1, events
+
+
+@pytest.mark.parametrize("number", range(20 if IS_LONG else 2))
+def test_kills_between_parts(tmp_path, corpus, finished, number):
+    """SIGKILL at the upload of a part; another machine resumes. Its logs are complete: each row
+    once, with the bits of an undisturbed run."""
+    workdir = f"gs://bucket/killed-{number}"
+    where = ("storage:write_version", "manifest:write", "location:Location._upload")[number % 3]
+    with reached() as address:
+        variables = environment(address)
+        fault = f"killed=bert_jax.workdir.{where}:{2 + number // 3}"
+        run = Started(tmp_path / "run", corpus, faults=[fault], variables=variables,
+                      workdir=workdir)  # fmt: skip
+        assert run.finish() == [-9], run.log()
+        again = Started(tmp_path / "again", corpus, faults=["stale=2"], variables=variables,
+                        workdir=workdir)  # fmt: skip
+        assert again.finish() == [0], again.log()
+        copy = location.opened(workdir).path
+        assert losses(copy) == losses(finished)
+        events = [event["event"] for event in log_reader.read_events(copy)]
+        assert events.count("stop") == 1, events
