@@ -1,7 +1,7 @@
 """Train the same model on torch: same initial weights, batches, update rule and validation set.
 
     pip install -e '.[parity]'
-    bert-jax prepare --source simplewiki.txt.gz --tokenizer vocab.txt --output runs/simplewiki
+    bert-jax prepare --source simplewiki.txt.gz --tokenizer vocab.txt --output-dir runs/simplewiki
     bert-jax pretrain bert_small_cpu --corpus runs/simplewiki --workdir runs/small
     python benchmarks/curve_against_torch.py runs/simplewiki runs/small [STEPS]
 

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--train-rows", type=int)
-    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--steps", type=int, help="stop after so many, and do not score")
     parser.add_argument("--dropout", type=float, default=0.1)
     arguments = parser.parse_args()

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
 
     def refuse(*lines: object) -> None:
         # The error may name options of other verbs.
-        names = usage.options_by_name(usage.command_parser())
+        names = usage.options_by_name(usage.command_parser(), arguments.verb)
         start = f"bert-jax {arguments.verb}: error: "
         for line in lines:
             say(start + output.in_options(str(line), names))

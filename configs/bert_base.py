@@ -1,6 +1,6 @@
 """BERT-Base as published (Devlin et al. 2019): 110,106,428 parameters with both heads.
 
-    bert-jax prepare --source CORPUS --output runs/corpus
+    bert-jax prepare --source CORPUS --output-dir runs/corpus
     bert-jax pretrain bert_base --corpus runs/corpus --workdir runs/base
 
 One million updates of 256 rows: 900,000 at length 128, then 100,000 at length 512, under one

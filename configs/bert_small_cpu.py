@@ -1,6 +1,6 @@
 """A 4 x 256 BERT for real text on a CPU: minutes, not weeks, and a curve worth looking at.
 
-    bert-jax prepare --source simplewiki.txt.gz --output runs/simplewiki
+    bert-jax prepare --source simplewiki.txt.gz --output-dir runs/simplewiki
     bert-jax pretrain bert_small_cpu --corpus runs/simplewiki --workdir runs/small
 
 The shape is BERT-Mini of "Well-Read Students Learn Better" (Turc et al. 2019). Without dropout: a

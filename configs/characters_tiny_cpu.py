@@ -1,6 +1,6 @@
 """A small encoder for sequences (DNA, proteins, SMILES), one token per character, on a CPU.
 
-    bert-jax prepare --source proteins.fasta --tokenizer characters --output runs/proteins
+    bert-jax prepare --source proteins.fasta --tokenizer characters --output-dir runs/proteins
     bert-jax pretrain characters_tiny_cpu --corpus runs/proteins --workdir runs/first
 
 tiny_docs_cpu with masked tokens only, 15 % of them, as ESM-2 is trained (Lin et al. 2023,

@@ -1,7 +1,7 @@
 """ELECTRA-Base as published (Clark et al. 2020; google-research/electra): BERT-Base, learned from a
 generator of a third of its width.
 
-    bert-jax prepare --source CORPUS --output runs/corpus
+    bert-jax prepare --source CORPUS --output-dir runs/corpus
     bert-jax pretrain electra_base --corpus runs/corpus --workdir runs/electra
 
 766,000 updates of 256 rows of 512 tokens; the paper trained it on 16 TPU chips in four days.

@@ -1,7 +1,7 @@
 """ELECTRA-Small as published (Clark et al. 2020; google-research/electra): 13,549,057 parameters,
 and 647,162 more of its generator.
 
-    bert-jax prepare --source CORPUS --output runs/corpus
+    bert-jax prepare --source CORPUS --output-dir runs/corpus
     bert-jax pretrain electra_small --corpus runs/corpus --workdir runs/electra
 
 One million updates of 128 rows of 128 tokens; the paper trained it on one GPU in four days.

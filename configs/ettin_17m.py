@@ -2,7 +2,7 @@
 ettin-encoder-vs-decoder, pretraining/configs/standard/very_tiny): ModernBERT's recipe with
 16,913,600 parameters.
 
-    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
+    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output-dir runs/corpus
     bert-jax pretrain ettin_17m --corpus runs/corpus --workdir runs/ettin
 
 Rows are not packed: 1,700 billion tokens in rows of 1,024, with a batch that grows over the first

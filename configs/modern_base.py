@@ -1,6 +1,6 @@
 """A ModernBERT-Base of one's own from 50 billion tokens, up to rows of 8,192.
 
-    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
+    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output-dir runs/corpus
     bert-jax pretrain modern_base --corpus runs/corpus --workdir runs/modern
 
 The model is that of modernbert_base (Warner et al. 2024, arXiv:2412.13663), so that the result

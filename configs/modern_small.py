@@ -1,6 +1,6 @@
 """The small sister of modern_base, for eight v5e chips or one large GPU.
 
-    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
+    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output-dir runs/corpus
     bert-jax pretrain modern_small --corpus runs/corpus --workdir runs/modern
 
 The shape is that of Ettin's 68m (Weller et al. 2025, arXiv:2507.11412): 68,457,664 parameters, deep

@@ -1,8 +1,8 @@
 """A small encoder with today's blocks, for a text of one's own on a CPU: leaves as a ModernBERT.
 
-    bert-jax prepare --source simplewiki.txt.gz --output runs/simplewiki
+    bert-jax prepare --source simplewiki.txt.gz --output-dir runs/simplewiki
     bert-jax pretrain modern_small_cpu --corpus runs/simplewiki --workdir runs/modern
-    bert-jax export --checkpoint runs/modern --format hf --output runs/modern-hf
+    bert-jax export runs/modern --format hf --output-dir runs/modern-hf
 
 The blocks are those of ModernBERT (Warner et al. 2024, arXiv:2412.13663, section 2.1), all of them
 global, within 1 % as many parameters as bert_small_cpu: pre-norm, rotary positions, a gated

@@ -1,6 +1,7 @@
 """The demo's recipe: a small encoder on the embedded documentation, a minute or two on two cores.
 
-bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192 --validation-fraction 0.05
+bert-jax prepare --source docs: --output-dir runs/corpus --vocab-size 8192 \
+    --validation-fraction 0.05
 bert-jax pretrain modern_tiny_cpu --corpus runs/corpus --workdir runs/first
 
 tiny_docs_cpu with what has been found since BERT, each change shown by `bert-jax study recipe`

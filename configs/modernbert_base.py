@@ -1,7 +1,7 @@
 """ModernBERT-Base (Warner et al. 2024, arXiv:2412.13663; AnswerDotAI/ModernBERT, branch
 `pretraining_documentation`, yamls/modernbert): 149,655,232 parameters as `ModernBertForMaskedLM`.
 
-    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
+    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output-dir runs/corpus
     bert-jax pretrain modernbert_base --corpus runs/corpus --workdir runs/modernbert
 
 Packed rows, of which 30 % are predicted; held-out rows are scored at 15 %. 1,719 billion tokens in

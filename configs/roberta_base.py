@@ -1,7 +1,7 @@
 """RoBERTa-Base (Liu et al. 2019) by the recipe of its README: 124,697,433 parameters as
 `RobertaForMaskedLM`.
 
-    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50265 --output runs/corpus
+    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50265 --output-dir runs/corpus
     bert-jax pretrain roberta_base --corpus runs/corpus --workdir runs/roberta
 
 125,000 updates of 2,048 rows of 512 tokens, full sentences without next-sentence prediction

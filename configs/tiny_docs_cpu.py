@@ -1,6 +1,7 @@
 """A small BERT on the embedded documentation corpus: minutes on two CPU cores.
 
-bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192 --validation-fraction 0.05
+bert-jax prepare --source docs: --output-dir runs/corpus --vocab-size 8192 \
+    --validation-fraction 0.05
 bert-jax pretrain tiny_docs_cpu --corpus runs/corpus --workdir runs/first
 """
 

@@ -93,7 +93,7 @@ still_runs() {
 began=$(date +%s)
 echo "smoke: everything is in $directory"
 
-begin prepare prepare --source "$here" --output "$corpus" --vocab-size 192 --validation-fraction 0.2 --workers 1
+begin prepare prepare --source "$here" --output-dir "$corpus" --vocab-size 192 --validation-fraction 0.2 --workers 1
 finish
 passed "$(number "$corpus/corpus.json" unigram_entropy_nats | cut -c 1-5) nats a sub-word, without context"
 
@@ -125,18 +125,18 @@ resumed=$(last_step "$workdir/events.jsonl" '"resume"')
 [ "${resumed:-0}" -gt 0 ] || fail "it did not go on from a checkpoint but from the beginning"
 passed "from step $resumed to $(last_step "$workdir/metrics.jsonl" loss)"
 
-begin evaluate evaluate --json --checkpoint "$workdir" --corpus "$corpus"
+begin evaluate evaluate --json "$workdir" --corpus "$corpus"
 finish
 loss=$(number "$log" mlm_loss) entropy=$(number "$corpus/corpus.json" unigram_entropy_nats)
 awk "BEGIN { exit !(\"$loss\" != \"\" && \"$entropy\" != \"\" && $loss + 0 < $entropy + 0) }" ||
     fail "the held-out loss, ${loss:-none}, is not below the unigram entropy, ${entropy:-none}"
 passed "held-out loss $(echo "$loss" | cut -c 1-5) nats"
 
-begin export export --checkpoint "$workdir" --format hf --output "$export"
+begin export export "$workdir" --format hf --output-dir "$export"
 finish
 passed "$(du -k "$export" | tail -n 1 | cut -f 1) kB"
 
-begin fill-mask fill-mask --checkpoint "$export" --top 3 \
+begin fill-mask fill-mask "$export" --top 3 \
     "The bear eats [MASK] in the forest." "The baker makes [MASK] in the bakery."
 finish
 # A row is │ 0.958 │ honey │ ...; the first of the three of each text.

@@ -1,7 +1,7 @@
 """The layer types of table 1 of "Attention Is All You Need", and the four scores of attention.
 
 bert-jax study layer_types --workdir runs/layer_types
-bert-jax study layer_types --scale scores --workdir runs/scores
+bert-jax study layer_types --preset scores --workdir runs/scores
 
 Vaswani et al. 2017 compare the cost of a layer of self-attention, restricted self-attention, a
 convolution and a recurrence. Here each is the mixer of a model that is trained; the scale `scores`

@@ -391,7 +391,7 @@ def test_the_command_line_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for verb in ("prepare", "pretrain", "evaluate", "fill-mask", "export", "show"):
+    for verb in ("prepare", "pretrain", "evaluate", "fill-mask", "export", "config"):
         assert f"\n    {verb}" in done.stdout
 
 

@@ -201,7 +201,11 @@ def test_a_python_config_of_a_user(tmp_path):
     [
         ("missing.py", None, "No such file"),
         ("missing.json", None, "No such file"),
-        ("bert_bose", None, "Did you mean 'bert_base'? A config is a shipped name ('bert-jax show"),
+        (
+            "bert_bose",
+            None,
+            "Did you mean 'bert_base'? A config is a shipped name ('bert-jax config show",
+        ),
         (
             "bert-base",
             None,

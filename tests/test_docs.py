@@ -16,7 +16,7 @@ import jax
 import pytest
 
 from bert_jax import config_loader, errors
-from bert_jax.cli.usage import command_parser, verbs_of
+from bert_jax.cli.usage import command_parser, parse, verbs_of
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
@@ -135,7 +135,7 @@ def test_every_command_is_understood(file, capsys):
         if command[0] in ("VERB", "--help", "--version"):
             continue
         try:
-            arguments = _PARSER.parse_args(command)
+            arguments = parse(_PARSER, command)
         except SystemExit as end:
             if end.code:
                 pytest.fail(f"{shlex.join(command)}: {capsys.readouterr().err}")

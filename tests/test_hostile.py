@@ -51,7 +51,7 @@ def test_no_object_is_written_outside_of_the_local_folder(api, tmp_path, monkeyp
             location.opened("gs://bucket/run")
         written = {n for n in all_below(tmp_path) if not n.startswith("a/b/c/bert-jax-")}
         assert written == {"a", "a/b", "a/b/c"}
-    assert main(["fill-mask", "--checkpoint", "gs://bucket/run", "a [MASK]"]) == 7
+    assert main(["fill-mask", "gs://bucket/run", "a [MASK]"]) == 7
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 

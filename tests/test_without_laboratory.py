@@ -44,7 +44,7 @@ def test_the_core_works_without_the_laboratory(tmp_path):
             "prepare",
             "--source",
             text,
-            "--output",
+            "--output-dir",
             corpus,
             "--vocab-size",
             "240",
@@ -53,9 +53,9 @@ def test_the_core_works_without_the_laboratory(tmp_path):
         ],
         ["pretrain", named, "--corpus", corpus, "--workdir", run],
         ["evaluate", run],
-        ["export", "--checkpoint", run, "--format", "hf", "--output", str(tmp_path / "export")],
+        ["export", run, "--format", "hf", "--output-dir", str(tmp_path / "export")],
         ["doctor", named],
-        [*again, "--expect", run],
+        [*again, "--compare-with", run],
         [*again, "--set", 'hooks=["expected_curves"]'],
     ]
     done = subprocess.run(
@@ -70,5 +70,5 @@ def test_the_core_works_without_the_laboratory(tmp_path):
     help_ = done.stdout[: done.stdout.index("code ")]
     assert "\n    pretrain " in help_ and "doctor" not in help_
     assert "held-out" in done.stdout and "as expected" not in done.stdout
-    assert "--expect: hook" in done.stderr and "part of bert_jax_lab" in done.stderr
+    assert "--compare-with: hook" in done.stderr and "part of bert_jax_lab" in done.stderr
     assert "'doctor' is part of bert_jax_lab, which is not installed" in done.stderr

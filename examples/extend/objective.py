@@ -1,7 +1,7 @@
 """An objective of your own: which tokens have changed places with their neighbour?
 
 bert-jax pretrain examples/extend/objective.py --corpus CORPUS --workdir RUN
-bert-jax evaluate --checkpoint RUN --corpus CORPUS --extend examples/extend/objective.py
+bert-jax evaluate RUN --corpus CORPUS --extend examples/extend/objective.py
 """
 
 import jax.numpy as jnp

@@ -3,7 +3,7 @@
 Press et al. 2022, "Train short, test long", as an encoder has it: the distance counts both ways.
 
     bert-jax pretrain examples/extend/position.py --corpus CORPUS --workdir RUN
-    bert-jax fill-mask --checkpoint RUN --extend examples/extend/position.py "a [MASK] text"
+    bert-jax fill-mask RUN --extend examples/extend/position.py "a [MASK] text"
 """
 
 import jax.numpy as jnp

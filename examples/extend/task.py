@@ -1,8 +1,8 @@
 """A kind of task of your own, with its own format: a line is `LABEL: TEXT`, and # begins a comment.
 
-    bert-jax finetune --extend examples/extend/task.py --task topic --checkpoint MODEL \
+    bert-jax finetune --extend examples/extend/task.py --task topic MODEL \
         --train train.txt --dev dev.txt --workdir RUN
-    bert-jax predict --extend examples/extend/task.py --checkpoint RUN --input new.txt
+    bert-jax predict --extend examples/extend/task.py RUN --input new.txt
 """
 
 from bert_jax.data.sources.read import read_text

@@ -35,8 +35,8 @@ def runs(tmp_path_factory, trained, exported, corpus) -> Path:
     shutil.copytree(trained, folder / "base")
     shutil.copytree(corpus, folder / "corpus")
     shutil.copytree(exported, folder / "base-hf")
-    command = ["export", "--checkpoint", str(trained), "--format", "tf1"]
-    assert main([*command, "--output", str(folder / "base-tf1")]) == 0
+    command = ["export", str(trained), "--format", "tf1"]
+    assert main([*command, "--output-dir", str(folder / "base-tf1")]) == 0
     return folder
 
 
@@ -73,7 +73,7 @@ def test_the_first_script_gives_the_numbers_of_the_command_line(tmp_path, runs, 
     assert jax.sharding.get_mesh().empty
     rows = [line.split(" ", 2) for line in capsys.readouterr().out.splitlines()[:3]]
     path = str(runs / checkpoint)
-    assert main(["fill-mask", "--checkpoint", path, "--top", "3", _TEXT]) == 0
+    assert main(["fill-mask", path, "--top", "3", _TEXT]) == 0
     table = [
         [cell.strip() for cell in line.split("│")[1:-1]]
         for line in capsys.readouterr().out.splitlines()
@@ -82,8 +82,8 @@ def test_the_first_script_gives_the_numbers_of_the_command_line(tmp_path, runs, 
     assert rows == table
     (tmp_path / "texts.txt").write_text("The horse eats hay.\nAn owl sleeps in the tower.\n")
     output = tmp_path / "vectors.npz"
-    command = ["embed", "--checkpoint", path, "--input", str(tmp_path / "texts.txt")]
-    assert main([*command, "--length", "48", "--output", str(output)]) == 0
+    command = ["embed", path, "--input", str(tmp_path / "texts.txt")]
+    assert main([*command, "--max-length", "48", "--output-file", str(output)]) == 0
     np.testing.assert_array_equal(found["vectors"], np.load(output)["vectors"])
 
 
@@ -101,7 +101,7 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, runs, capsys, monkeypatch, l
     said = found["reviews"].predict([{"text": "the young horse"}, "the old bear"])
     (tmp_path / "rows.csv").write_text("text\nthe young horse\nthe old bear\n")
     capsys.readouterr()
-    command = ["predict", "--checkpoint", str(runs / "reviews")]
+    command = ["predict", str(runs / "reviews")]
     assert main([*command, "--input", str(tmp_path / "rows.csv")]) == 0
     assert said == [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 

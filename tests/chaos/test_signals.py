@@ -111,13 +111,13 @@ def command(verb: str, files: Path, output: Path, corpus: Path, finished: Path) 
     there = ["--corpus", str(corpus), "--workdir", str(output)]
     return {
         "prepare": [
-            *("prepare", "--source", str(files / "text.txt"), "--output", str(output)),
+            *("prepare", "--source", str(files / "text.txt"), "--output-dir", str(output)),
             *("--vocab-size", "200", "--workers", "2"),
         ],
         "pretrain": ["pretrain", str(files / "tiny.json"), *there],
         "finetune": [
-            *("finetune", "--checkpoint", str(finished), "--task", "sst2", "--epochs", "1"),
-            *("--data", str(files / "sst2"), "--workdir", str(output), "--length", "24"),
+            *("finetune", str(finished), "--task", "sst2", "--epochs", "1"),
+            *("--data", str(files / "sst2"), "--workdir", str(output), "--max-length", "24"),
             *("--set", "checkpoint.every_steps=2", "--restarts", "0", "--batch-size", "16"),
         ],
         "study": ["study", str(files / "mine.py"), *there],

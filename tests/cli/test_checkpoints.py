@@ -16,7 +16,7 @@ from bert_jax.workdir import checkpoint, goodput, log_reader, metrics_log, recov
 
 
 def branch(trained, output, *options: object) -> int:
-    command = ["checkpoints", "branch", trained, "--output", output, *options]
+    command = ["checkpoints", "branch", trained, "--output-dir", output, *options]
     return main([str(word) for word in command])
 
 
@@ -93,7 +93,7 @@ def test_what_no_branch_can_begin_from(tmp_path, trained, monkeypatch, capsys):
         recovery.branch_off(trained, new)
     shutil.rmtree(new)
     assert main(["checkpoints", "branch", str(trained)]) == 2
-    assert "--output DIR is the workdir" in capsys.readouterr().err
+    assert "--output-dir" in capsys.readouterr().err
     # A copy that is not what was saved is none.
     monkeypatch.setattr(
         checkpoint, "problem", lambda home, step: "cut" if home.name.endswith(".new") else None

@@ -143,7 +143,7 @@ def test_numbers_that_are_none_are_refused(copied, tmp_path, dtype, capsys):
         tensors["bert.pooler.dense.weight"][1, 2] = np.inf
 
     rewrite(copied, spoil)
-    given = ["--checkpoint", str(copied), "--output", str(tmp_path / "out")]
+    given = [str(copied), "--output-dir", str(tmp_path / "out")]
     assert main(["export", *given]) == NonFinite.exit_code == 6
     message = capsys.readouterr().err
     assert f"{copied} holds numbers that are not finite, in 2 tensors: " in message

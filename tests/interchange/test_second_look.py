@@ -362,8 +362,8 @@ def test_a_verb_reads_a_wrapped_encoder_inside_of_sentence_transformers(tmp_path
     change(nested / "0_Transformer", lambda tensors: with_prefix("_orig_mod.module.")(tensors, ""))
     (tmp_path / "texts").write_text("w1 w2\nw3\n")
     for source, output in ((plain, "a.npz"), (nested, "b.npz")):
-        arguments = ["--checkpoint", source, "--input", tmp_path / "texts"]
-        arguments += ["--output", tmp_path / output]
+        arguments = [source, "--input", tmp_path / "texts"]
+        arguments += ["--output-file", tmp_path / output]
         assert main(["embed", *map(str, arguments)]) == 0
     np.testing.assert_array_equal(
         *(np.load(tmp_path / name)["vectors"] for name in ("a.npz", "b.npz"))

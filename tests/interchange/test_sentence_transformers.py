@@ -87,7 +87,7 @@ def test_each_pooling_has_its_formula(pooling, exported, layout, caplog, capsys)
     expected = [_FORMULAS[pooling](states) for states in _states(exported, _TEXTS)]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     output = home.parent / "exported"
-    assert main(["export", "--checkpoint", str(home), "--output", str(output)]) == 0
+    assert main(["export", str(home), "--output-dir", str(output)]) == 0
     assert "(modules.json) are not exported" in capsys.readouterr().err
 
 
@@ -173,8 +173,8 @@ _LEGACY = {
 def test_an_export_is_an_embedder(trained, exported, tmp_path, capsys):
     """As the run embeds with the same options; without one nothing but the encoder is written."""
     home = tmp_path / "embedder"
-    command = ["export", "--checkpoint", str(trained), "--output", str(home)]
-    assert main([*command, "--pooling", "cls", "--normalize", "--length", "12"]) == 0
+    command = ["export", str(trained), "--output-dir", str(home)]
+    assert main([*command, "--pooling", "cls", "--normalize", "--max-length", "12"]) == 0
     assert f'sentence_transformers.SentenceTransformer("{home}")' in capsys.readouterr().out
     added = {
         "modules.json": [
@@ -207,7 +207,7 @@ def test_an_export_is_an_embedder(trained, exported, tmp_path, capsys):
 
 def test_by_default_an_embedder_has_the_length_of_the_model(trained, tmp_path):
     home = tmp_path / "embedder"
-    command = ["export", "--checkpoint", str(trained), "--output", str(home), "--pooling", "mean"]
+    command = ["export", str(trained), "--output-dir", str(home), "--pooling", "mean"]
     assert main(command) == 0
     recipe = sentence_transformers.read(home)
     assert (recipe.length, recipe.pooling, recipe.steps) == (48, "mean", ())
@@ -219,14 +219,17 @@ def test_by_default_an_embedder_has_the_length_of_the_model(trained, tmp_path):
     ("options", "said"),
     [
         (["--normalize"], "--normalize is of an embedder: say how .* --pooling mean"),
-        (["--length", "9"], "--length 9 is of an embedder"),
-        (["--pooling", "mean", "--length", "2"], "--length 2: it must be at least 3"),
-        (["--pooling", "mean", "--length", "49"], "--length 49: the model has 48 positions"),
+        (["--max-length", "9"], "--max-length 9 is of an embedder"),
+        (["--pooling", "mean", "--max-length", "2"], "--max-length 2: it must be at least 3"),
+        (
+            ["--pooling", "mean", "--max-length", "49"],
+            "--max-length 49: the model has 48 positions",
+        ),
         (["--pooling", "cls", "--format", "tf1"], "--pooling cls: --format tf1 has no such files"),
     ],
 )
 def test_what_no_embedder_is_exported_for_is_named(trained, tmp_path, capsys, options, said):
-    command = ["export", "--checkpoint", str(trained), "--output", str(tmp_path / "out"), *options]
+    command = ["export", str(trained), "--output-dir", str(tmp_path / "out"), *options]
     assert main(command) == 2
     assert re.search(said, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()

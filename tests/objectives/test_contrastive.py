@@ -192,7 +192,7 @@ def test_the_section_needs_the_objective():
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     text, corpus = tiny_corpus.write(folder / "text.txt"), folder / "corpus"
-    command = ["prepare", "--source", str(text), "--output", str(corpus), "--vocab-size", "240"]
+    command = ["prepare", "--source", str(text), "--output-dir", str(corpus), "--vocab-size", "240"]
     assert main([*command, "--validation-fraction", "0.2"]) == 0
     return corpus
 
@@ -223,6 +223,6 @@ def test_a_run_is_cut_and_resumes_with_the_same_bits(corpus, tmp_path, monkeypat
     assert_same_bits(arrays_of(whole, 8), arrays_of(cut, 8))
 
     capsys.readouterr()
-    assert main(["evaluate", "--json", "--checkpoint", str(whole), "--corpus", str(corpus)]) == 0
+    assert main(["evaluate", "--json", str(whole), "--corpus", str(corpus)]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert 0 < figures["contrastive_loss"] < 20 and 0 <= figures["contrastive_accuracy"] <= 1

@@ -63,7 +63,7 @@ def test_it_trains_is_interrupted_resumes_evaluates_and_reports(
     first = rows_of(whole)[0]["mlm_loss"]
     assert abs(first - entropy) < 0.25 < np.log(240) - entropy
     capsys.readouterr()
-    assert main(["evaluate", "--json", "--checkpoint", str(whole), "--corpus", str(corpus)]) == 0
+    assert main(["evaluate", "--json", str(whole), "--corpus", str(corpus)]) == 0
     figures = json.loads(capsys.readouterr().out)
     last = rows_of(whole, "validation")[-1]
     assert figures["mlm_loss"] == pytest.approx(last["mlm_loss"], rel=1e-6)

@@ -71,7 +71,7 @@ def test_google_tiny_bert_is_written_as_it_was(tmp_path, tf1_tiny):
     def run(*arguments):
         assert main([str(a) for a in arguments]) == 0
 
-    run("export", "--checkpoint", tf1_tiny, "--output", tmp_path / "hf")
+    run("export", tf1_tiny, "--output-dir", tmp_path / "hf")
     original = variables(tf1_tiny / "bert_model.ckpt")
     assert original["global_step"] == 20 and len(original) == 3 * 46 + 1
     weights = {name: value for name, value in original.items() if "/adam_" not in name}
@@ -80,7 +80,7 @@ def test_google_tiny_bert_is_written_as_it_was(tmp_path, tf1_tiny):
         (tmp_path / "hf", "through-hf", {n: v for n, v in weights.items() if n != "global_step"}),
     ):
         back = tmp_path / name
-        run("export", "--checkpoint", source, "--format", "tf1", "--output", back)
+        run("export", source, "--format", "tf1", "--output-dir", back)
         found = variables(back / "bert_model.ckpt")
         assert found.keys() == expected.keys()
         for variable, value in expected.items():
@@ -152,7 +152,7 @@ def test_minilm_gives_their_hidden_states(tmp_path, minilm, torch, capsys):
     """200 real sentences: the same ids, and every layer's hidden states."""
     from transformers import AutoTokenizer, BertModel
 
-    assert main(["export", "--checkpoint", str(minilm), "--output", str(tmp_path / "hf")]) == 0
+    assert main(["export", str(minilm), "--output-dir", str(tmp_path / "hf")]) == 0
     source, back = (
         (directory / "model.safetensors").read_bytes() for directory in (minilm, tmp_path / "hf")
     )

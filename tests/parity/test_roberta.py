@@ -271,7 +271,7 @@ def run(tmp_path_factory):
     """A corpus of byte-level sub-words, a run of `mlm` on it, and its export."""
     folder = tmp_path_factory.mktemp("roberta")
     source = tiny_corpus.write(folder / "stories.txt")
-    command = ["prepare", "--source", str(source), "--output", str(folder / "corpus")]
+    command = ["prepare", "--source", str(source), "--output-dir", str(folder / "corpus")]
     command += ["--tokenizer", "bpe", "--vocab-size", "400", "--validation-fraction", "0.2"]
     assert main([*command, "--workers", "1"]) == 0
     config = tiny_corpus.tiny_config(
@@ -288,7 +288,7 @@ def run(tmp_path_factory):
     path = tiny_corpus.write_config(folder / "config.json", config)
     command = ["pretrain", str(path), "--corpus", str(folder / "corpus")]
     assert main([*command, "--workdir", str(folder / "run")]) == 0
-    command = ["export", "--checkpoint", str(folder / "run"), "--output", str(folder / "hf")]
+    command = ["export", str(folder / "run"), "--output-dir", str(folder / "hf")]
     assert main(command) == 0
     return folder
 

@@ -68,7 +68,7 @@ def test_the_figures_are_those_of_the_log(card, trained):
 
 
 def test_the_license_is_the_users(trained, tmp_path):
-    command = ["export", "--checkpoint", str(trained), "--output", str(tmp_path / "hf")]
+    command = ["export", str(trained), "--output-dir", str(tmp_path / "hf")]
     assert main([*command, "--license", "apache-2.0"]) == 0
     text = (tmp_path / "hf" / "README.md").read_text()
     assert yaml.safe_load(text.split("---")[1])["license"] == "apache-2.0"

@@ -206,7 +206,7 @@ def test_a_certificate_that_is_not_accepted_ends_the_command(
     from bert_jax_lab.cli import show
 
     monkeypatch.setattr(show, "run", lambda _: ask(addresses[wrong], trusted))
-    assert main(["show", "tiny_docs_cpu"]) == StorageFailed.exit_code
+    assert main(["config", "show", "tiny_docs_cpu"]) == StorageFailed.exit_code
     (line,) = capsys.readouterr().err.splitlines()
     assert wrong in line.lower().replace("certificate has ", "") and "SSL_CERT_FILE" in line
     with pytest.raises(StorageFailed, match="SSL_CERT_FILE"), storage.failures("gs://b/run"):
@@ -286,7 +286,7 @@ def test_the_command_line_ends_with_75(tmp_path, monkeypatch, capsys):
             raise error
 
         monkeypatch.setattr(show, "run", fail)
-        assert main(["show", "tiny_docs_cpu"]) == 75
+        assert main(["config", "show", "tiny_docs_cpu"]) == 75
         assert "the network fails; try again later" in capsys.readouterr().err
 
 

@@ -75,7 +75,7 @@ def test_the_best_checkpoint_is_kept_named_and_loaded(tmp_path, corpus, capsys):
     assert main([*checked, f"{whole}@best"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == best and found["mlm_loss"] == pytest.approx(losses[best], rel=1e-6)
-    exported = ["export", "--format", "hf", "--checkpoint", f"{whole}@best", "--output"]
+    exported = ["export", "--format", "hf", f"{whole}@best", "--output-dir"]
     assert main([*exported, str(tmp_path / "hf")]) == 0
 
     # An interrupted run has the same evaluations, the same best step, and the same bits of both.
@@ -93,7 +93,7 @@ def test_the_best_checkpoint_is_kept_named_and_loaded(tmp_path, corpus, capsys):
 
 
 def test_without_the_hook_no_step_is_best(trained, corpus, capsys):
-    assert main(["evaluate", "--corpus", str(corpus), "--checkpoint", f"{trained}@best"]) == 2
+    assert main(["evaluate", "--corpus", str(corpus), f"{trained}@best"]) == 2
     assert "no best step" in capsys.readouterr().err
 
 

@@ -127,7 +127,7 @@ def test_the_losses_of_the_sources_add_up_to_the_whole(whole, corpora, tmp_path,
     assert found["unigram_entropy_nats"] == entropy
     # In all places that compare with it.
     assert run_data.read(whole, name="whole")["unigram_entropy_nats"] == entropy
-    export = ["export", "--checkpoint", str(whole), "--output", str(tmp_path / "hf")]
+    export = ["export", str(whole), "--output-dir", str(tmp_path / "hf")]
     assert main(export) == 0
     card = (tmp_path / "hf" / "README.md").read_text(encoding="utf-8")
     assert f"unigram entropy is {found['unigram_entropy_nats']:.3f} nats" in card

@@ -64,7 +64,7 @@ def test_every_command_that_writes_is_refused(tmp_path, corpus, capsys, monkeypa
     run = tmp_path / "run"
     commands = [
         ["pretrain", str(config), "--corpus", str(corpus), "--workdir", str(run)],
-        ["finetune", "--task", "cola", "--checkpoint", str(tmp_path), "--workdir", str(run)],
+        ["finetune", "--task", "cola", str(tmp_path), "--workdir", str(run)],
     ]
     by = f"process {os.getpid()} on {socket.gethostname()} trains in {run}"
     with only_trainer(run):

@@ -199,7 +199,7 @@ def extras_of(options: CorpusOptions, output: Folder) -> list[str]:
     """Returns the extras of bert-jax that workers need."""
     places = (*options.source, *options.validation_source, str(output))
     extras = [KINDS.get(place.partition(":")[0]) for place in places]
-    extras += ["near-duplicates"] if options.near_duplicates is not None else []
+    extras += ["near-duplicates"] if options.dedup_threshold is not None else []
     return sorted({extra for extra in extras if extra is not None})
 
 

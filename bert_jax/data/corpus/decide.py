@@ -122,7 +122,7 @@ def decided_of(job: Job, unit: int, *, is_last: bool = True) -> np.ndarray:
 
     Without `is_last` it is the decision before near duplicates are dropped.
     """
-    is_last = is_last or job.options.near_duplicates is None
+    is_last = is_last or job.options.dedup_threshold is None
     return np.frombuffer(job.scratch.read(_decided_file(unit, is_last=is_last)), DECIDED)
 
 
@@ -134,7 +134,7 @@ def decide(job: Job, number: int, _: Unit, duplicates: Iterable[bytes]) -> list[
     decided["fate"][np.array([*found.contaminated], np.int64)] = Fate.CONTAMINATED
     for numbers in duplicates:
         decided["fate"][np.frombuffer(numbers, np.uint32)] = Fate.DUPLICATE
-    is_last = job.options.near_duplicates is None
+    is_last = job.options.dedup_threshold is None
     job.scratch.write(_decided_file(number, is_last=is_last), decided.tobytes())
     return [(number, _counts(found, decided))]
 
@@ -230,20 +230,20 @@ def _note_bad(job: Job, counts: Counts) -> None:
     """
     findings = counts.findings
     files = [*findings.files.values()]
-    if len(files) == 1 and not job.options.skip_bad:
-        raise UsageError(f"{files[0]}; or leave it out with `skip_bad`")
+    if len(files) == 1 and not job.options.skips_bad_records:
+        raise UsageError(f"{files[0]}; or leave it out with `on_bad_record` skip")
     if files:
         more = [f"  and {len(files) - _LISTED:,} more"] * (len(files) > _LISTED)
         listed = [f"  {why}" for why in files[:_LISTED]] + more
-        if not job.options.skip_bad:
-            fix = "fix them, or leave them out with `skip_bad`"
+        if not job.options.skips_bad_records:
+            fix = "fix them, or leave them out with `on_bad_record` skip"
             raise UsageError(f"{len(files):,} files cannot be read:", *listed, fix)
         for line in (f"left out {len(files):,} files, which cannot be read:", *listed):
             note(line)
     bad = findings.records.total()
     if bad:
         total = bad + counts.total + findings.without_text
-        limit = job.options.skip_bad_limit
+        limit = job.options.bad_record_limit
         listed = [
             f"  {number:,} in {name}; the first: {findings.first_bad[name]}"
             for name, number in findings.records.most_common(_LISTED)
@@ -251,7 +251,7 @@ def _note_bad(job: Job, counts: Counts) -> None:
         if bad > limit * total:
             raise UsageError(
                 f"{bad:,} of {total:,} records cannot be read, more than the share "
-                f"`skip_bad_limit` {limit:g}:",
+                f"`bad_record_limit` {limit:g}:",
                 *listed,
             )
         for line in (f"left out {bad:,} of {total:,} records, which cannot be read:", *listed):

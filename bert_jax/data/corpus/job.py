@@ -111,7 +111,7 @@ class Job:
     def __post_init__(self) -> None:
         if not self.versions:
             names = ["bert-jax", "sentencex", "sentencepiece", "tokenizers"]
-            names += ["rensa"] if self.options.near_duplicates is not None else []
+            names += ["rensa"] if self.options.dedup_threshold is not None else []
             object.__setattr__(self, "versions", {n: installed(n).get(n) for n in names})
 
     def cut(self, reading: SourceOptions) -> "tuple[Job, list[Unit]]":

@@ -119,7 +119,7 @@ class _Seen:
     """The documents of a file, as they are read."""
 
     def __init__(self, job: Job, *, is_held_out: bool) -> None:
-        self._job, alike = job, job.options.near_duplicates
+        self._job, alike = job, job.options.dedup_threshold
         is_drawn = not job.options.validation_source
         # Draws below this number are held out.
         self._limit = job.options.validation_fraction if is_drawn else float(is_held_out)

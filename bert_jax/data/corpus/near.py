@@ -93,12 +93,12 @@ def runs(job: Job, number: int, unit: Unit, several: Iterable[bytes]) -> list[tu
 
 def near(job: Job, _: int, several: Iterable[Runs]) -> list[tuple[int, bytes]]:
     """Compares a group. Returns the numbers of the documents to drop by unit: uint32."""
-    assert job.options.near_duplicates is not None
+    assert job.options.dedup_threshold is not None
     documents = (
         (place, np.frombuffer(keys, np.uint64).tolist(), np.frombuffer(runs, np.uint64))
         for place, keys, runs in sorted(several)
     )
-    dropped = np.array([*nearly(documents, job.options.near_duplicates)], np.int64)
+    dropped = np.array([*nearly(documents, job.options.dedup_threshold)], np.int64)
     return [
         (unit, numbers.astype(np.uint32).tobytes())
         for unit, numbers in by_unit(dropped // _UNIT, dropped % _UNIT)

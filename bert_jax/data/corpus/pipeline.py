@@ -77,7 +77,7 @@ def decided_units(engine: Engine, job: Job, numbered: Elements) -> Elements:
     words = engine.grouped("words by range", engine.each(look.look, numbered))
     lost = engine.each(decide.duplicates, words)
     decided = engine.each(decide.decide, engine.joined("duplicates by unit", numbered, lost))
-    if job.options.near_duplicates is not None:
+    if job.options.dedup_threshold is not None:
         decided = _without_near_duplicates(engine, numbered, decided)
     return decided
 

@@ -79,8 +79,8 @@ def make(options: CorpusOptions, output: Folder, engine: Callable[[], Run]) -> d
     `prepare` does.
     """
     require_outside((*options.source, *options.validation_source), output)
-    if options.near_duplicates is not None:
-        require_possible(options.near_duplicates)
+    if options.dedup_threshold is not None:
+        require_possible(options.dedup_threshold)
     given = _given(options)
     job = _job(options, output, given)
     with contextlib.nullcontext() if output.is_address else storage_failures(output.path):
@@ -130,9 +130,9 @@ def _given(options: CorpusOptions) -> Tokenizer | None:
                 f"`vocab_size` {options.vocab_size:,} is not used: `tokenizer` {options.tokenizer} "
                 f"has {given.vocab_size:,} tokens"
             )
-    if _is_by_character(options, given) and options.near_duplicates is not None:
+    if _is_by_character(options, given) and options.dedup_threshold is not None:
         raise UsageError(
-            "`near_duplicates` compares words, and a sequence is one word: leave it out, and first "
+            "`dedup_threshold` compares words, and a sequence is one word: leave it out, and first "
             "cluster similar sequences, with MMseqs2 or CD-HIT for example"
         )
     return given

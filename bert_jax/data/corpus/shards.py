@@ -154,7 +154,7 @@ def finish(
         "keys": _write_keys(job, whole.counts),
         "versions": {
             **{name: version(name) for name in ("sentencex", "tokenizers")},
-            **({} if job.options.near_duplicates is None else {"rensa": version("rensa")}),
+            **({} if job.options.dedup_threshold is None else {"rensa": version("rensa")}),
             "space_rules": SPACE_RULES,
         },
     }

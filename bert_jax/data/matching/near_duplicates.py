@@ -103,8 +103,8 @@ def require_possible(similarity: float) -> None:
     """Raises UsageError for a similarity out of range, and where rensa is not installed."""
     if not FEWEST_ALIKE <= similarity <= 1:
         raise UsageError(
-            f"`near_duplicates` {similarity} is not between {FEWEST_ALIKE} and 1: it is the share "
+            f"`dedup_threshold` {similarity} is not between {FEWEST_ALIKE} and 1: it is the share "
             "of common runs of words from which two documents count as one"
         )
     if importlib.util.find_spec("rensa") is None:
-        raise UsageError(f"`near_duplicates` needs rensa: {install_command('rensa')}")
+        raise UsageError(f"`dedup_threshold` needs rensa: {install_command('rensa')}")

@@ -103,7 +103,7 @@ def documents_of(found: Iterable[Row], records: Records) -> Iterator[Document]:
     """Yields the documents of rows of one column, the text; a row with null has none."""
     for where, (text,) in found:
         if text is not None and not isinstance(text, str):
-            is_other = f"`text_field` is {brief(text)}, not text; name another column"
+            is_other = f"`text_column` is {brief(text)}, not text; name another column"
             records.refuse(UsageError(f"{where}: {is_other}"))
         elif document := records.document(text):
             yield document

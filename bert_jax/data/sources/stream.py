@@ -72,13 +72,13 @@ class SourceOptions:
         if MORE in self.columns[:-1]:
             raise UsageError(f"`columns` {','.join(self.columns)}: only the last may be {MORE}")
         if not self.fields:
-            raise UsageError(f"`text_field` {self.text_field!r} names no field")
+            raise UsageError(f"`text_column` {self.text_field!r} names no field")
         require_layout(self.document, self.paragraph, self.quoting)
         require_encoding(self.encoding)
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Returns the alternatives of `text_field`, composed (NFC)."""
+        """Returns the alternatives of `text_column`, composed (NFC)."""
         names = map(str.strip, normalize("NFC", self.text_field).split(","))
         return tuple(dict.fromkeys(name for name in names if name))
 

@@ -90,7 +90,7 @@ def _aligned(questions: list[Question], source: str, *, skip_bad: bool) -> list[
         more = f", and {len(bad) - 1:,} more like it" if len(bad) > 1 else ""
         raise UsageError(
             f"{bad[0]}{more}: correct answer_start (it counts characters from 0), or leave such "
-            "answers out with `skip_bad`"
+            "answers out with `on_bad_record` skip"
         )
     if bad:
         note(

@@ -121,7 +121,7 @@ def command(
 ) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "bert_jax", "prepare", "--runner", runner]
     words += [word for source in sources for word in ("--source", source)]
-    words += ["--output", str(output)]
+    words += ["--output-dir", str(output)]
     words += ["--vocab-size", "140", "--validation-fraction", "0.05", *options, "--", *flags]
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HUNG)
 
@@ -149,7 +149,7 @@ def test_near_duplicates_are_those_of_one_machine(tmp_path, sources, beginning, 
     assert sum(here.manifest["near_duplicate_documents"].values()) > 20
     done = command(
         sources, tmp_path / "c", "DirectRunner", *PROCESSES,
-        environment=beginning, options=("--near-duplicates", "0.7"),
+        environment=beginning, options=("--dedup-threshold", "0.7"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert is_equal(tmp_path / "c", tmp_path / "here")
@@ -189,7 +189,7 @@ def begun(
     """Yields a job of two processes that runs."""
     words = [sys.executable, "-m", "bert_jax", "prepare", "--runner", "DirectRunner"]
     words += [word for source in sources for word in ("--source", source)]
-    words += ["--output", str(output), "--vocab-size", "140", "--validation-fraction", "0.05"]
+    words += ["--output-dir", str(output), "--vocab-size", "140", "--validation-fraction", "0.05"]
     with subprocess.Popen(
         [*words, "--", *PROCESSES],
         env=environment,

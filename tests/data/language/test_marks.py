@@ -189,7 +189,7 @@ def test_masks_of_words_find_words_where_there_are_no_spaces(tmp_path, code):
     from bert_jax.__main__ import main
 
     lines = _lines(_SPACELESS[code], 400, between="", words=40)
-    command = ["prepare", "--source", _source(tmp_path, lines), "--output", str(tmp_path / "c")]
+    command = ["prepare", "--source", _source(tmp_path, lines), "--output-dir", str(tmp_path / "c")]
     command += ["--tokenizer", "sentencepiece", "--vocab-size", "90", "--language", code]
     assert main([*command, "--validation-fraction", "0.1", "--workers", "1"]) == 0
     corpus = open_corpus(tmp_path / "c")

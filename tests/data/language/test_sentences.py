@@ -222,7 +222,7 @@ def test_a_corpus_keeps_its_language_and_english_ones_compare_equal(tmp_path, ca
     command += ["--validation-fraction", "0.2", "--workers", "1"]
 
     def prepare(name, *options):
-        assert main([*command, "--output", str(tmp_path / name), *options]) == 0
+        assert main([*command, "--output-dir", str(tmp_path / name), *options]) == 0
         import json
 
         manifest = json.loads((tmp_path / name / "corpus.json").read_text())
@@ -239,7 +239,7 @@ def test_a_corpus_keeps_its_language_and_english_ones_compare_equal(tmp_path, ca
     assert german["counts"]["total"]["sentences"] == 80 < plain["counts"]["total"]["sentences"]
     # As it is finished already.
     assert "is finished already" in prepare("german", "--language", "de")[1]
-    assert main([*command, "--output", str(tmp_path / "german")]) == 2
+    assert main([*command, "--output-dir", str(tmp_path / "german")]) == 2
     assert "language" in capsys.readouterr().err
-    assert main([*command, "--output", str(tmp_path / "x"), "--language", "german"]) == 2
+    assert main([*command, "--output-dir", str(tmp_path / "x"), "--language", "german"]) == 2
     assert "--language german" in (said := capsys.readouterr().err) and "German (de)" in said

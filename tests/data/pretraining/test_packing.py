@@ -157,14 +157,14 @@ def test_the_share_of_padding_is_that_of_an_epoch():
 
 def test_show_rows(corpus, tmp_path, capsys):
     path = str(write_config(tmp_path / "tiny.json", tiny_config()))
-    assert main(["show", "rows", path, "--corpus", str(corpus), "--json"]) == 0
+    assert main(["config", "sequences", path, "--corpus", str(corpus), "--json"]) == 0
     phases = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [phase["sequence_length"] for phase in phases] == [32, 48]
     assert all(0 <= phase["packed"] <= phase["unpacked"] < 1 for phase in phases)
-    assert main(["show", "rows", path, "--corpus", str(corpus)]) == 0
+    assert main(["config", "sequences", path, "--corpus", str(corpus)]) == 0
     said = capsys.readouterr().out
     assert f"{phases[1]['unpacked']:.1%}" in said and "--set data.packing=best_fit packs" in said
-    assert main(["show", "rows", path]) == 2
+    assert main(["config", "sequences", path]) == 2
     assert "show rows needs --corpus DIR" in capsys.readouterr().err
 
 

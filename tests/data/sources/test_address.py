@@ -56,7 +56,7 @@ def test_one_fingerprint(tmp_path, memory, bucket):
     made = set()
     for number, what in enumerate((str(folder), "gs://bucket/data/**/train-*.txt")):
         output = tmp_path / f"c{number}"
-        command = ["prepare", "--source", what, "--output", str(output), "--workers", "1"]
+        command = ["prepare", "--source", what, "--output-dir", str(output), "--workers", "1"]
         command += ["--tokenizer", str(vocabulary), "--validation-fraction", "0.3"]
         assert main(command) == 0
         made.add(open_corpus(output).fingerprint)
@@ -99,7 +99,7 @@ def test_a_name_that_leads_out_of_its_folder_is_refused(monkeypatch, memory, nam
 )
 def test_what_is_not_there_is_one_line(tmp_path, memory, bucket, source, said, capsys):
     memory.pipe_file("/pictures/a.png", b"")
-    assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
+    assert main(["prepare", "--source", source, "--output-dir", str(tmp_path / "c")]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
     assert not list(tmp_path.glob("c/corpus.json"))
@@ -107,7 +107,7 @@ def test_what_is_not_there_is_one_line(tmp_path, memory, bucket, source, said, c
 
 def test_a_password_is_not_kept(tmp_path, capsys):
     source = "https://me:secret@a.example/b.txt"
-    assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
+    assert main(["prepare", "--source", source, "--output-dir", str(tmp_path / "c")]) == 2
     err = capsys.readouterr().err
     assert "which corpus.json would keep" in err and "secret" not in err
 
@@ -123,7 +123,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys, kind, package
     monkeypatch.setattr(fsspec, "filesystem", missing)
     address.file_system.cache_clear()
     source = f"{kind}://bucket/a.txt"
-    assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
+    assert main(["prepare", "--source", source, "--output-dir", str(tmp_path / "c")]) == 2
     err = capsys.readouterr().err
     assert f"{source}: {kind}:// needs {package}: pip install '{package}>={version}'\n" in err
     address.file_system.cache_clear()
@@ -238,9 +238,9 @@ def test_a_hub_that_may_not_be_asked(monkeypatch):
 
 def test_a_bare_name_is_answered_with_what_to_type(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["prepare", "--source", "org/name", "--output", "corpus"]) == 2
+    assert main(["prepare", "--source", "org/name", "--output-dir", "corpus"]) == 2
     assert capsys.readouterr().err.endswith("write hf:org/name\n")
-    assert main(["prepare", "--source", "texts/a.WARC.gz", "--output", "corpus"]) == 2
+    assert main(["prepare", "--source", "texts/a.WARC.gz", "--output-dir", "corpus"]) == 2
     assert "texts/a.WARC.gz: no such file or folder" in capsys.readouterr().err
 
 

@@ -90,7 +90,7 @@ def hub(tmp_path) -> Iterator[str]:
 
 def _prepared(hub: str, output: Path, *sources: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "bert_jax", "prepare", "--vocab-size", "140"]
-    words += ["--output", str(output), *sources]
+    words += ["--output-dir", str(output), *sources]
     environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(output.parent / "home")}
     environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_TELEMETRY": "1"}
     environment.pop("HF_HUB_OFFLINE", None)

@@ -215,7 +215,7 @@ def mixed(tmp_path):
 
 
 def _command(folder, output, *more):
-    return ["prepare", "--source", str(folder), "--output", str(output), "--vocab-size", "150",
+    return ["prepare", "--source", str(folder), "--output-dir", str(output), "--vocab-size", "150",
             "--validation-fraction", "0.2", "--workers", "1", *more]  # fmt: skip
 
 
@@ -246,10 +246,12 @@ def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, c
         "f.csv, line 1: no col",
     ):
         assert error.count(f"{mixed}/{name}") == 1
-    assert "--encoding cp1252" in error and error.endswith("leave them out with --skip-bad\n")
+    assert "--encoding cp1252" in error and error.endswith(
+        "leave them out with --on-bad-record skip\n"
+    )
     assert not (tmp_path / "bad/tokenizer").exists()
 
-    skipping = ("--skip-bad", "--skip-bad-limit", "0.1")
+    skipping = ("--on-bad-record", "skip", "--bad-record-limit", "0.1")
     for again in (False, True):
         assert main(_command(mixed, tmp_path / "bad", *skipping)) == 0
         said = capsys.readouterr()
@@ -263,7 +265,11 @@ def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, c
 def test_a_single_bad_file_is_one_line(mixed, tmp_path, capsys):
     (mixed / "a.csv").write_text("id,body\n")
     assert main(_command(mixed, tmp_path / "c")) == 2
-    assert capsys.readouterr().err.splitlines()[-1].endswith("; or leave it out with --skip-bad")
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith("; or leave it out with --on-bad-record skip")
+    )
 
 
 @pytest.mark.parametrize("source", ["-", "stdin:.JSONL.gz"])
@@ -382,7 +388,7 @@ def test_the_closing_lines(tmp_path, vocabulary, capsys):
     found = [*texts(40), *(text.upper() for text in texts(40)[:10])]
     path = tmp_path / "a.jsonl"
     path.write_text(jsonl(found, lambda text: {"text": text}) + '{"text": null}\n')
-    command = ["prepare", "--source", str(path), "--output", str(tmp_path / "corpus")]
+    command = ["prepare", "--source", str(path), "--output-dir", str(tmp_path / "corpus")]
     command += ["--tokenizer", vocabulary, "--validation-fraction", "0.3", "--workers", "1"]
     assert main(command) == 0
     said = capsys.readouterr().out

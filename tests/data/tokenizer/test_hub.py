@@ -59,9 +59,9 @@ def test_a_cached_name_is_its_directory(cache, exported, trained, tmp_path):
     known = {"init_from": "some/encoder", "sources": ["tfds:squad/v1.1"]}
     known["corpus"] = {"language": "de", "sources": sources}
     path.write_text(json.dumps(json.loads(path.read_text()) | known))
-    command = ["export", "--checkpoint", str(tmp_path / "run"), "--license", "mit"]
-    command += ["--data-set", "of/ours", "--data-set", "some/text"]
-    assert main([*command, "--output", str(tmp_path / "out")]) == 0
+    command = ["export", str(tmp_path / "run"), "--license", "mit"]
+    command += ["--dataset", "of/ours", "--dataset", "some/text"]
+    assert main([*command, "--output-dir", str(tmp_path / "out")]) == 0
     card = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---")[1])
     assert card.pop("tags") and card == {
         "library_name": "transformers",
@@ -97,10 +97,10 @@ def test_a_source_has_a_name_without_its_place(source, name, data_set):
 
 
 def test_an_absent_name_says_how_it_comes(cache, capsys):
-    assert main(["export", "--checkpoint", "bert-base-uncased", "--output", "x"]) == 2
+    assert main(["export", "bert-base-uncased", "--output-dir", "x"]) == 2
     said = capsys.readouterr().err.strip()
     assert said.endswith(
-        "--checkpoint bert-base-uncased: no such directory; a name of the hub? hf download "
+        "bert-base-uncased: no such directory; a name of the hub? hf download "
         "bert-base-uncased --local-dir bert-base-uncased --include '*.json' --include '*.txt' "
         "--include '*.model' --include '*.safetensors'"
     )

@@ -43,7 +43,7 @@ def _prepare(folder, words, capsys):
     (folder / "vocab.txt").write_text("\n".join([*special, *known]) + "\n")
     command = ["--source", str(folder / "a.txt"), "--tokenizer", str(folder / "vocab.txt")]
     options = ["--validation-fraction", "0.2", "--workers", "1"]
-    assert main(["prepare", *command, *options, "--output", str(folder / "c")]) == 0
+    assert main(["prepare", *command, *options, "--output-dir", str(folder / "c")]) == 0
     return json.loads((folder / "c/corpus.json").read_text()), capsys.readouterr()
 
 
@@ -69,13 +69,13 @@ def test_a_corpus_without_any_is_not_warned_of(tmp_path, capsys):
 
 
 def test_fill_mask_and_embed_say_it(exported, tmp_path, capsys):
-    command = ["--checkpoint", str(exported)]
+    command = [str(exported)]
     assert main(["fill-mask", *command, f"{_STRANGE} [MASK]"]) == 0
     said = capsys.readouterr().err
     assert "warning: " in said and f"'{_STRANGE} [MASK]' are [UNK]" in said
     assert main(["fill-mask", *command, "The [MASK] of Ada eats hay every day."]) == 0
     assert "warning" not in capsys.readouterr().err
     (tmp_path / "lines.txt").write_text(f"{_STRANGE}\nHoney.\n", encoding="utf-8")
-    files = ["--input", str(tmp_path / "lines.txt"), "--output", str(tmp_path / "v.npz")]
-    assert main(["embed", *command, *files, "--length", "32"]) == 0
+    files = ["--input", str(tmp_path / "lines.txt"), "--output-dir", str(tmp_path / "v.npz")]
+    assert main(["embed", *command, *files, "--max-length", "32"]) == 0
     assert "of the sub-words of the text are [UNK]" in capsys.readouterr().err

@@ -266,7 +266,7 @@ def test_the_recipes_for_slices_save_by_minutes():
 
 
 def test_show_sharding_adds_up(capsys):
-    assert main(["show", "sharding", "bert_large", "--topology", "v3:4x8"]) == 0
+    assert main(["config", "sharding", "bert_large", "--topology", "v3:4x8"]) == 0
     printed = capsys.readouterr().out
     assert "encoder.layer_23.intermediate.kernel" in printed
     rows = param_sharding.placements(
@@ -288,10 +288,10 @@ def test_show_sharding_adds_up(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show", "sharding", "bert_base"], "--topology"),
-        (["show", "sharding", "bert_base", "--topology", "v3:4x8", "--set", "mesh.tensor=5"],
+        (["config", "sharding", "bert_base"], "--topology"),
+        (["config", "sharding", "bert_base", "--topology", "v3:4x8", "--set", "mesh.tensor=5"],
          "mesh.tensor"),
-        (["show", "sharding", "bert_base", "--topology", "v3:4x8", "--set", "mesh.fsdp=7"],
+        (["config", "sharding", "bert_base", "--topology", "v3:4x8", "--set", "mesh.fsdp=7"],
          "does not cover 64 devices"),
         (["plan", "bert_base", "--topology", "v3"], "write it as"),
     ],

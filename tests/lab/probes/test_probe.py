@@ -374,8 +374,8 @@ def test_the_verb_says_what_the_functions_say(
     few = minimal_pairs.minimal_pairs()[:7]
     monkeypatch.setattr(minimal_pairs, "minimal_pairs", lambda: few)
     file = tmp_path / "answers.json"
-    asked = ["probe", "--checkpoint", str(trained)]
-    options = ["--corpus", str(corpus), "--output", str(file), "--json"]
+    asked = ["probe", str(trained)]
+    options = ["--corpus", str(corpus), "--output-file", str(file), "--json"]
     assert main([*asked, *options]) == 0
     said = json.loads(capsys.readouterr().out)
     assert json.loads(file.read_text(encoding="utf-8")) == said
@@ -393,7 +393,7 @@ def test_the_verb_says_what_the_functions_say(
     # A run knows its corpus. Without one, what asks for it is left out; by name, it is refused.
     assert main(asked) == 0
     assert "pseudo_perplexity" in capsys.readouterr().out
-    assert main(["probe", "--checkpoint", str(exported)]) == 0
+    assert main(["probe", str(exported)]) == 0
     said = capsys.readouterr()
     assert "pseudo_perplexity is left out" in said.err and "agreement attractor" in said.out
 
@@ -403,11 +403,11 @@ def test_the_verb_says_what_the_functions_say(
     [
         (["--probe", "pseudo_perplexity"], "name their --corpus"),
         (["--probe", "minimal_pair"], "Did you mean 'minimal_pairs'?"),
-        (["--output", "missing/answers.json"], "there is no directory missing; make it first"),
+        (["--output-file", "missing/answers.json"], "there is no directory missing; make it first"),
     ],
 )
 def test_what_the_verb_refuses(options, message, exported, capsys):
-    assert main(["probe", "--checkpoint", str(exported), *options]) == 2
+    assert main(["probe", str(exported), *options]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -430,8 +430,8 @@ def spoilt(exported, tmp_path_factory) -> Path:
     "command",
     [
         ["fill-mask", "The [MASK] of Ada."],
-        ["embed", "--input", "text.txt", "--output", "written.npz"],
-        ["probe", "--probe", "minimal_pairs", "--output", "written"],
+        ["embed", "--input", "text.txt", "--output-file", "written.npz"],
+        ["probe", "--probe", "minimal_pairs", "--output-file", "written"],
         ["attention", "The horse of Ada.", "--html", "written"],
     ],
     ids=lambda command: command[0],
@@ -440,7 +440,7 @@ def test_a_spoilt_model_answers_nothing(command, spoilt, tmp_path, monkeypatch, 
     """The most probable word, shares and vectors of numbers that are none would be made up."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("The horse of Ada.\n")
-    assert main([*command, "--checkpoint", str(spoilt)]) == 6
+    assert main([*command, str(spoilt)]) == 6
     said = capsys.readouterr()
     assert "outputs of the model are not finite" in said.err and not said.out
     assert [file.name for file in tmp_path.iterdir()] == ["text.txt"]
@@ -449,11 +449,11 @@ def test_a_spoilt_model_answers_nothing(command, spoilt, tmp_path, monkeypatch, 
 def test_a_model_without_the_parts_is_asked_the_rest(words, monkeypatch, capsys):
     source = checkpoint("learned", words, head=HeadConfig(parts=("pooler",)))
     monkeypatch.setattr("bert_jax.api.model.load", lambda *_, **__: Model(source))
-    assert main(["probe", "--checkpoint", "any", "--json"]) == 0
+    assert main(["probe", "any", "--json"]) == 0
     said = capsys.readouterr()
     assert "minimal_pairs is left out: checkpoint" in said.err and "masked-LM head" in said.err
     assert json.loads(said.out)["findings"] == []
-    assert main(["probe", "--checkpoint", "any", "--probe", "minimal_pairs"]) == 2
+    assert main(["probe", "any", "--probe", "minimal_pairs"]) == 2
     assert "has no masked-LM head" in capsys.readouterr().err
 
 
@@ -480,7 +480,7 @@ def test_hidden_words_of_byte_level_tokens_are_asked_in_the_unchanged_text(tmp_p
     texts = [" ".join(draw(names, 9)) + "." for _ in range(40)]
     (tmp_path / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
     command = ["prepare", "--source", str(tmp_path / "text.txt"), "--tokenizer", "bpe"]
-    command += ["--output", str(tmp_path / "corpus"), "--vocab-size", "300"]
+    command += ["--output-dir", str(tmp_path / "corpus"), "--vocab-size", "300"]
     assert main([*command, "--validation-fraction", "0.3"]) == 0
     opened = open_corpus(tmp_path / "corpus")
     tokenizer = load_tokenizer(tmp_path / "corpus" / "tokenizer")

@@ -212,10 +212,10 @@ def test_a_run_is_compared_with_the_run_that_expect_names(tmp_path, trained, cor
     workdir, config = tmp_path / "run", tmp_path / "tiny.json"
     tiny_corpus.write_config(config, tiny_corpus.tiny_config(seed=5))
     command = ["pretrain", str(config), "--corpus", str(corpus), "--workdir", str(workdir)]
-    named = [*command, "--expect", str(trained)]
+    named = [*command, "--compare-with", str(trained)]
     assert main([*named, "--set", "model.hidden_size=64"]) == 2
     assert "model.hidden_size is 64, and 32 there" in capsys.readouterr().err
-    assert main([*command, "--expect", str(tmp_path)]) == 2
+    assert main([*command, "--compare-with", str(tmp_path)]) == 2
     assert "has no run" in capsys.readouterr().err
     assert not workdir.exists()
 
@@ -223,7 +223,7 @@ def test_a_run_is_compared_with_the_run_that_expect_names(tmp_path, trained, cor
     file = tmp_path / "curves.json"
     file.write_text(json.dumps(reference.of_runs([trained])))
     assert reference.read(file) == reference.read(trained)
-    named = [*command, "--expect", str(file), "--set", "optimizer.learning_rate=1e-7"]
+    named = [*command, "--compare-with", str(file), "--set", "optimizer.learning_rate=1e-7"]
     assert main(named) == 0
     said, table = capsys.readouterr()[::-1]
     assert "warning: step" in said and "1 run of tiny had" in said

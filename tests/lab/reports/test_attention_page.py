@@ -49,7 +49,7 @@ def directories(tmp_path_factory):
 
 def attention(capsys, directory: Path, *arguments: object) -> str:
     """Runs the verb and returns what it prints."""
-    command = ["attention", "--checkpoint", str(directory), *map(str, arguments)]
+    command = ["attention", str(directory), *map(str, arguments)]
     assert main(command) == 0
     return capsys.readouterr().out
 
@@ -150,7 +150,7 @@ def test_some_layers_as_a_table(directories, capsys):
     ],
 )
 def test_what_is_refused_in_one_line(arguments, message, directories, capsys):
-    command = ["attention", "--checkpoint", str(directories["learned"]), *arguments]
+    command = ["attention", str(directories["learned"]), *arguments]
     assert main(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("bert-jax attention: error: ") and message in line

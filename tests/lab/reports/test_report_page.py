@@ -316,7 +316,7 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     held = json.loads((again / "config.json").read_text())
     source, other = tmp_path / "text.txt", tmp_path / "other"
     source.write_text("\n\n".join(f"Another text, number {n} of ten." for n in range(20)))
-    command = ["prepare", "--source", str(source), "--output", str(other), "--vocab-size", "90"]
+    command = ["prepare", "--source", str(source), "--output-dir", str(other), "--vocab-size", "90"]
     assert main([*command, "--validation-fraction", "0.4"]) == 0
     held["corpus"]["directory"] = held["corpus"]["absolute"] = str(other)
     (again / "config.json").write_text(json.dumps(held))

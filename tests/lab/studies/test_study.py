@@ -358,9 +358,9 @@ def test_an_invalid_study_is_one_error_that_names_the_field(tmp_path, changes, n
         ({'"data.mask_token_prob=0.9"': '"name=mine"'}, (), "remove name= and seed="),
         ({}, ("--set", "seed=7"), "remove name= and seed="),
         ({}, ("--set", "model.width=3"), "variant eight"),
-        ({}, ("--only", "ten"), "--only ten"),
-        ({}, ("--scale", "paper"), "paper()"),
-        ({}, ("--scale", "without"), "without()"),
+        ({}, ("--variant", "ten"), "--variant ten"),
+        ({}, ("--preset", "paper"), "paper()"),
+        ({}, ("--preset", "without"), "without()"),
         ({}, ("--steps", "0"), "--steps 0"),
     ],
 )
@@ -418,7 +418,7 @@ def test_a_dry_run_lists_the_commands_and_the_page_has_the_command_of_the_study(
     assert [line[1] for line in commands] == ["pretrain", "finetune"] * 4
     assert all("--extend" in line for line in commands)
     assert not (tmp_path / "w").exists()
-    assert main([*words, "--budget", "0s", "--json"]) == 0
+    assert main([*words, "--time-budget", "0s", "--json"]) == 0
     assert shlex.split(json.loads(capsys.readouterr().out)["command"]) == ["bert-jax", *words]
 
 

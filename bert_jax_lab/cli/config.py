@@ -1,12 +1,15 @@
-"""Print a config as it would run, as JSON.
+"""Show configs: their fields, sequences and sharding.
 
-'show configs' lists the shipped configs, with a line each.
-'show fields CONFIG' prints the meaning of each field, its allowed values, and whether a resumed run
-accepts another value.
-'show rows CONFIG --corpus DIR' prints how many rows each phase makes of a corpus, and the share of
-padding, packed and not; of several corpora, the rows and epochs of each. 'show corpus DIR' prints
-the table of 'prepare' again. 'show sharding CONFIG --topology NAME' lists how each parameter is
-partitioned over the devices.
+'list' lists the shipped configs with one line each. 'show' prints a config as JSON, as a run would
+use it. 'fields' prints the meaning and the allowed values of each field, and whether it may change
+on resume. 'sequences' prints the number of sequences per epoch of each phase, and the padding with
+and without packing. 'sharding' lists how each parameter is partitioned over devices.
+
+examples:
+  bert-jax config list
+  bert-jax config show bert_base --set model.hidden_size=512
+  bert-jax config sequences bert_base --corpus runs/corpus
+  bert-jax config sharding bert_large --topology v5e:8x8
 """
 
 import ast
@@ -14,11 +17,10 @@ import dataclasses
 import json
 import re
 import textwrap
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from bert_jax.cli.corpora import Corpora, corpora
-from bert_jax.cli.options import Positional, WithConfig
+from bert_jax.cli.options import Positional, Verb
 from bert_jax.cli.output import table
 from bert_jax.config import TrainConfig, flatten, to_dict
 from bert_jax.config.fields import REQUIRED, field_at, section, setting
@@ -28,41 +30,49 @@ from bert_jax.progress import note
 
 
 @section
-class ShowOptions(WithConfig):
-    what: Positional[Literal["config", "fields", "rows", "corpus", "sharding"]] = setting(
-        "config", "what to show"
+class ConfigOptions(Verb):
+    what: Positional[Literal["list", "show", "fields", "sequences", "sharding"]] = setting(
+        REQUIRED, "what to show"
     )
-    config: Positional[str] = setting(
-        REQUIRED,
-        "CONFIG: 'configs' for the list of the [shipped "
-        "configs](configuration.md#shipped-configs), or the name of one of them, a .py file "
-        "that defines config(), or a run's config.json",
+    config: Positional[str | None] = setting(
+        None,
+        "CONFIG: a shipped config, a .py file that defines config(), or the config.json of a run; "
+        "not for list",
+    )
+    overrides: Annotated[tuple[str, ...], "--set"] = setting(
+        (),
+        "FIELD=VALUE: change a field, for example `model.hidden_size=256`; repeat for several. "
+        "`--model.hidden_size 256` is the same",
     )
     corpus: Corpora = setting(
-        (), "DIR|NAME=DIR: for 'show rows': a directory of prepare, or several"
+        (), "DIR|NAME=DIR: a directory of bert-jax prepare, or several (sequences)"
     )
     topology: str | None = setting(
-        None, "NAME: for 'show sharding': generation and chips of a slice, as for plan"
+        None, "NAME: generation and shape of a TPU slice, for example v5e:8x8 (sharding)"
     )
-    json: bool = setting(False, "for all but 'show CONFIG': print objects instead of a table")
     slices: int | None = setting(
-        None, "N: for 'show sharding': slices of that size (default: the config's `mesh.slices`)"
+        None, "N: number of slices (sharding) (default: `mesh.slices` of the config)"
     )
+    json: bool = setting(False, "print JSON objects in place of a table")
 
 
-def run(options: ShowOptions) -> None:
+def run(options: ConfigOptions) -> None:
     from bert_jax import config_loader
 
-    if options.config == "configs":
-        return _show_configs(options)
-    if options.what == "corpus":
-        return _show_corpus(options)
+    if options.what == "list":
+        if options.config is not None:
+            raise UsageError(f"config list takes no CONFIG: write config show {options.config}")
+        return _list(options)
+    if options.config is None:
+        raise UsageError(
+            f"config {options.what} needs a CONFIG: 'bert-jax config list' lists the shipped ones"
+        )
     resolved = config_loader.load_config(options.config, options.overrides)
-    shown = {"sharding": _show_sharding, "rows": _show_rows, "fields": _show_fields}
-    shown.get(options.what, _show_config)(options, resolved)
+    by_noun = {"sharding": _sharding, "sequences": _sequences, "fields": _fields, "show": _show}
+    by_noun[options.what](options, resolved)
 
 
-def _show_configs(options: ShowOptions) -> None:
+def _list(options: ConfigOptions) -> None:
     """Prints the name of each shipped config, and the first paragraph of its file's docstring."""
     from bert_jax import config_loader
 
@@ -77,21 +87,8 @@ def _show_configs(options: ShowOptions) -> None:
                                 subsequent_indent=" " * 22))  # fmt: skip
 
 
-def _show_corpus(options: ShowOptions) -> None:
-    """Prints the table of a corpus, whose directory is in the place of the config."""
-    from bert_jax.cli.training.prepare import print_corpus
-    from bert_jax.data.corpus.store import open_corpus
-
-    place = Path(options.config)
-    corpus = open_corpus(place)
-    if options.json:
-        print(json.dumps(corpus.manifest))
-    else:
-        print_corpus(place, corpus.manifest)
-
-
-def _show_config(options: ShowOptions, resolved: TrainConfig) -> None:
-    """Prints all fields, and a note on a model that no other library reads."""
+def _show(options: ConfigOptions, resolved: TrainConfig) -> None:
+    """Prints all fields, and a note if no other library reads the model."""
     print(json.dumps(to_dict(resolved), indent=2))
     from bert_jax.pretrained.export import export_warning
 
@@ -99,7 +96,7 @@ def _show_config(options: ShowOptions, resolved: TrainConfig) -> None:
         note(warning)
 
 
-def _show_fields(options: ShowOptions, resolved: TrainConfig) -> None:
+def _fields(options: ConfigOptions, resolved: TrainConfig) -> None:
     """Prints value, default, allowed values and meaning of each field."""
     for path, value in flatten(resolved).items():
         found = field_at(resolved, path)
@@ -118,13 +115,13 @@ def _show_fields(options: ShowOptions, resolved: TrainConfig) -> None:
         print(textwrap.fill(doc, 96, initial_indent="    ", subsequent_indent="    "))
 
 
-def _show_rows(options: ShowOptions, config: TrainConfig) -> None:
-    """Prints how many rows each phase makes of a corpus per epoch, and their padding."""
+def _sequences(options: ConfigOptions, config: TrainConfig) -> None:
+    """Prints the sequences per epoch of each phase, and their padding."""
     from bert_jax.data.corpus.several import open_corpora
     from bert_jax.data.pretraining.padding import padding
 
     if (place := corpora(options.corpus)) is None:
-        raise UsageError("show rows needs --corpus DIR, a directory that prepare has made")
+        raise UsageError("config sequences needs --corpus DIR, a directory of bert-jax prepare")
     corpus = open_corpora(place)
     if corpus.sources:
         from bert_jax_lab.cli.sources import print_sources, sources_of
@@ -160,12 +157,12 @@ def _show_rows(options: ShowOptions, config: TrainConfig) -> None:
     print(f"data.packing is {', then '.join(packings)}; --set data.packing=best_fit packs rows")
 
 
-def _show_sharding(options: ShowOptions, config: TrainConfig) -> None:
+def _sharding(options: ConfigOptions, config: TrainConfig) -> None:
     """Prints every parameter's name, shape, partition and MiB per device. Compiles nothing."""
     from bert_jax_lab.planning import topologies
 
     if options.topology is None:
-        raise UsageError("show sharding needs --topology, such as --topology v3:4x8")
+        raise UsageError("config sharding needs --topology, for example --topology v5e:8x8")
     slices = config.mesh.slices if options.slices is None else options.slices
     topology = topologies.parse(options.topology, slices=slices)
     from bert_jax_lab.planning.param_sharding import placements
