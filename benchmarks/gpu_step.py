@@ -25,8 +25,8 @@ from train_step import LeftOut, Peer
 
 # A config, the length of its rows and their number.
 SHAPES = {
-    "modern_base-1024": ("modern_base", 1024, 16),
-    "modern_base-8192": ("modern_base", 8192, 2),
+    "modernbert_base_50b-1024": ("modernbert_base_50b", 1024, 16),
+    "modernbert_base_50b-8192": ("modernbert_base_50b", 8192, 2),
     "bert_base-128": ("bert_base", 128, 256),
     "bert_base-512": ("bert_base", 512, 64),
     "bert_large-128": ("bert_large", 128, 128),

@@ -79,7 +79,7 @@ def config_of(corpus: Corpus, length: int, *, packed: bool, updates: int) -> Tra
             model=model,
             head=_HEAD,
             compute=ComputeConfig(dtype="float32"),
-            data=DataConfig(rows="documents", packing="best_fit" if packed else "none"),
+            data=DataConfig(sequence_format="documents", packing="best_fit" if packed else "none"),
             optimizer=OptimizerConfig(
                 learning_rate=1e-3, warmup_steps=20, bias_correction=True, clip_norm=1.0
             ),

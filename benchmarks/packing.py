@@ -26,7 +26,7 @@ from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.model import sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
-from bert_jax.registry import ROWS
+from bert_jax.registry import SEQUENCE_FORMATS
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
 
@@ -36,7 +36,9 @@ TOKENS = 2048
 
 def show_fill(name: str, corpus: Corpus, rows_of: str, length: int) -> None:
     began = time.perf_counter()
-    plan = ROWS[rows_of].plan(corpus.train, options=DataConfig(), sequence_length=length, key=0)
+    plan = SEQUENCE_FORMATS[rows_of].plan(
+        corpus.train, options=DataConfig(), sequence_length=length, key=0
+    )
     planned = time.perf_counter()
     most = PhaseConfig(sequence_length=length).resolved(0.15, packing="best_fit").max_sequences
     lengths = plan.lengths
@@ -119,7 +121,9 @@ def show_speed(corpus: Corpus, length: int, turns: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("corpus", nargs="+")
-    parser.add_argument("--rows", nargs="+", choices=ROWS.names(), default=[DataConfig.rows])
+    parser.add_argument(
+        "--rows", nargs="+", choices=SEQUENCE_FORMATS.names(), default=[DataConfig.sequence_format]
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--turns", type=int, default=0)
     arguments = parser.parse_args()

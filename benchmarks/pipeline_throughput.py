@@ -201,7 +201,7 @@ def compare(split: Split, vocabulary: Vocabulary, *, steps: int, rounds: int) ->
     fill = plan.lengths.mean() / LENGTH
     print(f"our rows are {100 * fill:.1f} % tokens, the rest is padding and not counted\n")
     pairs = Side(split, vocabulary, MLM_NSP, options, length=LENGTH, predictions=20)
-    packed = DataConfig(rows="documents", packing="best_fit", masked_lm_prob=0.3)
+    packed = DataConfig(sequence_format="documents", packing="best_fit", masked_lm_prob=0.3)
     long = {
         length: Side(split, vocabulary, MLM, packed, length=length, predictions=-1)
         for length in LONG

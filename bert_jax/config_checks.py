@@ -19,7 +19,7 @@ from bert_jax.config.conversion import unknown_names
 from bert_jax.config.fields import fields_of
 from bert_jax.config.model import GENERATOR_FIELDS
 from bert_jax.errors import UsageError
-from bert_jax.registry import ATTENTION, OBJECTIVES, PARTS, POSITIONS, ROWS
+from bert_jax.registry import ATTENTION, OBJECTIVES, PARTS, POSITIONS, SEQUENCE_FORMATS
 
 # Pairs of the path of an option, and what is wrong with its value.
 Problems = Iterator[tuple[str, str]]
@@ -231,22 +231,38 @@ def _objective_problems(config: TrainConfig) -> Problems:
     yield from _prefixed("data.", _without_effect(data))
     # [CLS], and one [SEP] per segment.
     segments = config.model.type_vocab_size
-    if segments < 2 and data.rows in ROWS and ROWS[data.rows].num_special > 2:
-        yield "model.type_vocab_size", f"is {segments}; rows of {data.rows} need 2 segments"
+    if (
+        segments < 2
+        and data.sequence_format in SEQUENCE_FORMATS
+        and SEQUENCE_FORMATS[data.sequence_format].num_special > 2
+    ):
+        yield (
+            "model.type_vocab_size",
+            f"is {segments}; rows of {data.sequence_format} need 2 segments",
+        )
     # An objective imports JAX: it is used only if it may have a problem.
-    is_default = objective == TrainConfig.objective and data.rows == DataConfig.rows
-    if is_default or objective not in OBJECTIVES or data.rows not in ROWS:
+    is_default = (
+        objective == TrainConfig.objective and data.sequence_format == DataConfig.sequence_format
+    )
+    if is_default or objective not in OBJECTIVES or data.sequence_format not in SEQUENCE_FORMATS:
         return
     chosen = OBJECTIVES[objective]
-    if chosen.rows and data.rows not in chosen.rows:
+    if chosen.rows and data.sequence_format not in chosen.rows:
         learned = f"objective {objective} learns from {' or '.join(chosen.rows)}"
-        yield "data.rows", f"is {data.rows}; {learned}: choose those rows, or an objective like mlm"
-    if chosen.texts != ROWS[data.rows].texts:
-        fitting = [name for name in ROWS.names() if ROWS[name].texts == chosen.texts]
         yield (
-            "data.rows",
-            f"is {data.rows}; objective {objective} learns from rows of {chosen.texts} texts: "
-            f"choose {' or '.join(fitting)}",
+            "data.sequence_format",
+            f"is {data.sequence_format}; {learned}: choose those rows, or an objective like mlm",
+        )
+    if chosen.texts != SEQUENCE_FORMATS[data.sequence_format].texts:
+        fitting = [
+            name
+            for name in SEQUENCE_FORMATS.names()
+            if SEQUENCE_FORMATS[name].texts == chosen.texts
+        ]
+        yield (
+            "data.sequence_format",
+            f"is {data.sequence_format}; objective {objective} learns from rows of "
+            f"{chosen.texts} texts: choose {' or '.join(fitting)}",
         )
     if z_loss and not chosen.takes_z_loss:
         yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} does not read"
@@ -284,11 +300,11 @@ def _embedding_problems(config: TrainConfig) -> Problems:
                 f"embedding.{name}",
                 "is set, but texts of a corpus get no prompt; fine-tune with it",
             )
-    if data.rows == "same" and not (
+    if data.sequence_format == "same" and not (
         model.hidden_dropout_prob or model.attention_probs_dropout_prob
     ):
         yield (
-            "data.rows",
+            "data.sequence_format",
             "is same, and without dropout both vectors of a text are equal: set "
             "model.hidden_dropout_prob=0.1, or choose crops",
         )

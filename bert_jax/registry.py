@@ -201,8 +201,8 @@ SCHEDULES = Registry(
     },
 )
 # How a corpus becomes sequences, and which of their tokens are masked.
-ROWS = Registry(
-    "data.rows",
+SEQUENCE_FORMATS = Registry(
+    "data.sequence_format",
     {
         "sentence_pairs": "bert_jax.data.pretraining.sentence_pairs:SENTENCE_PAIRS",
         "full_sentences": "bert_jax.data.pretraining.one_segment:FULL_SENTENCES",
@@ -216,8 +216,8 @@ ROWS = Registry(
     },
     object_of="bert_jax.data.pretraining.spans:SpanRows",
 )
-MASKS = Registry(
-    "data.mask",
+MASKINGS = Registry(
+    "data.masking",
     {
         "tokens": "bert_jax.data.pretraining.masking:mask_rows",
         "whole_words": "bert_jax.data.pretraining.word_masking:mask_words",

@@ -29,7 +29,7 @@ def config() -> TrainConfig:
             max_position_embeddings=256,
             position_embedding_type="rotary_interleaved",
         ),
-        data=dataclasses.replace(base.data, rows="documents", packing="best_fit"),
+        data=dataclasses.replace(base.data, sequence_format="documents", packing="best_fit"),
         optimizer=dataclasses.replace(base.optimizer, learning_rate=2e-3, warmup_steps=100),
         phases=(PhaseConfig(sequence_length=256, steps=1000, global_batch_size=16),),
     )

@@ -17,7 +17,9 @@ def config() -> TrainConfig:
         objective="rtd",
         model=ModelConfig(hidden_act="gelu", generator_size=1 / 3),
         # No token is replaced at random: 85 % become [MASK], 15 % stay.
-        data=DataConfig(rows="electra_segments", mask_token_prob=0.85, random_token_prob=0.0),
+        data=DataConfig(
+            sequence_format="electra_segments", mask_token_prob=0.85, random_token_prob=0.0
+        ),
         optimizer=OptimizerConfig(learning_rate=2e-4, schedule=ElectraLinear()),
         phases=(
             PhaseConfig(

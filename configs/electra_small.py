@@ -24,7 +24,9 @@ def config() -> TrainConfig:
             generator_size=0.25,
         ),
         # No token is replaced at random: 85 % become [MASK], 15 % stay.
-        data=DataConfig(rows="electra_segments", mask_token_prob=0.85, random_token_prob=0.0),
+        data=DataConfig(
+            sequence_format="electra_segments", mask_token_prob=0.85, random_token_prob=0.0
+        ),
         optimizer=OptimizerConfig(learning_rate=5e-4, schedule=ElectraLinear()),
         phases=(
             PhaseConfig(

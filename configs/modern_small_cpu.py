@@ -43,7 +43,7 @@ def config() -> TrainConfig:
         objective="mlm",
         model=model,
         output_bias="log_frequency",
-        data=DataConfig(rows="documents", packing="best_fit"),
+        data=DataConfig(sequence_format="documents", packing="best_fit"),
         optimizer=dataclasses.replace(
             base.optimizer,
             learning_rate=1.5e-3,

@@ -30,7 +30,7 @@ def config() -> TrainConfig:
             num_attention_heads=4,
             position_embedding_type="rotary_interleaved",
         ),
-        data=dataclasses.replace(base.data, rows="full_sentences"),
+        data=dataclasses.replace(base.data, sequence_format="full_sentences"),
         optimizer=dataclasses.replace(base.optimizer, learning_rate=2e-3, warmup_steps=100),
         phases=(
             PhaseConfig(sequence_length=64, steps=1800, global_batch_size=16, masked_lm_prob=0.3),

@@ -54,7 +54,7 @@ def config() -> TrainConfig:
             attention_window=128,
             global_attention_every_n_layers=3,
         ),
-        data=DataConfig(rows="documents", packing="best_fit"),
+        data=DataConfig(sequence_format="documents", packing="best_fit"),
         optimizer=StableAdamW(
             joined_rms=True,
             schedule=Constant(),

@@ -27,7 +27,7 @@ def config() -> TrainConfig:
             type_vocab_size=1,
             layer_norm_eps=1e-5,
         ),
-        data=DataConfig(rows="full_sentences"),
+        data=DataConfig(sequence_format="full_sentences"),
         optimizer=AdamW(
             schedule=LinearDecay(),
             learning_rate=5e-4,

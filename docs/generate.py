@@ -66,8 +66,8 @@ _FROM_TEXT = (
     Stage("corpus directory", "data/corpus/store.py", note="NumPy arrays, checksums"),
 )
 _OF_A_CORPUS = (
-    Stage("rows", "data/pretraining/sentence_pairs.py", "ROWS"),
-    Stage("masks", "data/pretraining/masking.py", "MASKS"),
+    Stage("rows", "data/pretraining/sentence_pairs.py", "SEQUENCE_FORMATS"),
+    Stage("masks", "data/pretraining/masking.py", "MASKINGS"),
     Stage("batch", "data/pretraining/pipeline.py", "OBJECTIVES"),
 )
 _OF_A_TASK = (

@@ -15,7 +15,7 @@ from bert_jax_lab.studies.study import CorpusRecipe, Study, Variant
 VOCABULARY = 4096
 COMMON = (
     "objective=mlm",
-    "data.rows=full_sentences",
+    "data.sequence_format=full_sentences",
     f"model.vocab_size={VOCABULARY}",
     "model.norm_placement=pre",
     "model.num_attention_heads=4",

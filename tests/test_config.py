@@ -258,7 +258,11 @@ def test_a_value_out_of_its_limits_is_an_error_in_a_file_too(assignment):
 _IMPOSSIBLE = [
     ("model.num_attention_heads=5", "model.num_attention_heads", "does not divide hidden_size 768"),
     ("model.type_vocab_size=1", "model.type_vocab_size", "rows of sentence_pairs need 2 segments"),
-    ("data.rows=documents", "data.rows", "objective mlm+nsp learns from sentence_pairs: choose"),
+    (
+        "data.sequence_format=documents",
+        "data.sequence_format",
+        "objective mlm+nsp learns from sentence_pairs: choose",
+    ),
     ("optimizer.schedule=warmup_stable_decay", "optimizer.schedule.decay_steps", "may be the"),
     ("optimizer.frozen_layers=99", "optimizer.frozen_layers", "is 99, and the model has"),
     ("optimizer.spike_factor=0.5", "optimizer.spike_factor", "0 or more than 1"),
@@ -270,8 +274,8 @@ _IMPOSSIBLE = [
             ("model.mixer", "model.mixer.kind", "attentoin", "attention"),
             ("model.mixer.score", "model.mixer.score", "scaled_product", "scaled_dot_product"),
             ("compute.attention", "compute.attention", "fuse", "fused"),
-            ("data.rows", "data.rows", "sentence-pairs", "sentence_pairs"),
-            ("data.mask", "data.mask", "token", "tokens"),
+            ("data.sequence_format", "data.sequence_format", "sentence-pairs", "sentence_pairs"),
+            ("data.masking", "data.masking", "token", "tokens"),
             ("optimizer.schedule", "optimizer.schedule.kind", "bert_line", "bert_linear"),
         )
     ),
@@ -343,7 +347,9 @@ def test_a_field_without_effect_is_rejected(assignments, message):
 
 
 def test_an_option_without_effect_on_the_rows_is_rejected():
-    config = config_loader.override(_TWO_PHASES, ["objective=mlm", "data.rows=full_sentences"])
+    config = config_loader.override(
+        _TWO_PHASES, ["objective=mlm", "data.sequence_format=full_sentences"]
+    )
     one_segment = config_loader.override(config, ["model.type_vocab_size=1"])
     assert validate(one_segment) is one_segment
     with pytest.raises(UsageError, match=r"data\.short_seq_prob is 0\.0.*rows sentence_pairs only"):
@@ -353,7 +359,7 @@ def test_an_option_without_effect_on_the_rows_is_rejected():
 def test_a_generator_of_another_width_needs_the_masked_lm_transform():
     config = config_loader.override(
         _TWO_PHASES,
-        ["objective=rtd", "data.rows=full_sentences", "model.masked_lm_transform=false"],
+        ["objective=rtd", "data.sequence_format=full_sentences", "model.masked_lm_transform=false"],
     )
     with pytest.raises(UsageError, match=r"model\.masked_lm_transform.*model\.generator_size"):
         validate(complete(config))

@@ -24,11 +24,11 @@ class ComputeConfig:
         "What the backward pass computes again: `none`, `full` (whole layers) or `dots` (all but "
         "the matmuls with weights).",
     )
-    layers: Literal["unroll", "scan"] = setting(
+    layer_loop: Literal["unroll", "scan"] = setting(
         "unroll",
         "`unroll` gives the fastest step, `scan` (a loop over one layer) the fastest compilation.",
     )
-    gather: Literal["per_step", "per_layer"] = setting(
+    weight_gather: Literal["per_step", "per_layer"] = setting(
         "per_step",
         "When sharded weights are gathered: `per_step`, and kept for the backward pass, or "
         "`per_layer`, and again in the backward pass (less memory, more traffic).",

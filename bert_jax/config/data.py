@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from bert_jax.config.fields import Count, Positive, Share, section, setting
-from bert_jax.registry import MASKS, ROWS
+from bert_jax.registry import MASKINGS, SEQUENCE_FORMATS
 
 
 @section
@@ -35,15 +35,17 @@ class DataConfig:
         "[checksums](data.md#damage-is-found-before-step-1), `sizes` only sizes.",
         free=True,
     )
-    rows: str = setting(
-        "sentence_pairs", "How documents become rows ([rows](lineage.md#rows)).", choices=ROWS
+    sequence_format: str = setting(
+        "sentence_pairs",
+        "How documents become rows ([rows](lineage.md#rows)).",
+        choices=SEQUENCE_FORMATS,
     )
-    mask: str = setting(
+    masking: str = setting(
         "tokens",
         "Which tokens of a row are predicted: `tokens` draws each independently, `whole_words` all "
         "tokens of a word or none (BERT's whole-word masking), `spans` up to ten consecutive "
         "words, 3.8 on average (SpanBERT).",
-        choices=MASKS,
+        choices=MASKINGS,
     )
     packing: Literal["none", "best_fit"] = setting(
         "none",

@@ -270,7 +270,9 @@ class Family:
             listed = ", ".join(f"{field} is {_written(own)}" for field, (own, _) in wrong.items())
             problems.append(f"{listed}, which this format does not support")
         if wrong.get("model.type_vocab_size") == (2, 0):
-            remedies.append("set data.rows=full_sentences")  # other rows have two segments
+            remedies.append(
+                "set data.sequence_format=full_sentences"
+            )  # other rows have two segments
         if unknown:
             problems.append(f"this format has no name for {', '.join(unknown)}")
             remedies += ["set objective=mlm"] * (set(unknown) <= {"pooler", "nsp"})

@@ -180,7 +180,7 @@ class Encoder(nnx.Module):
 
         # The last block may compute fewer positions than the others.
         *others, (last, last_params) = blocks
-        if compute.layers == "scan":
+        if compute.layer_loop == "scan":
             for start, period, times in repeated([graph for graph, _ in others]):
                 x_BLD, states = _scan(
                     [block_of(graph) for graph, _ in others[start : start + period]],
@@ -257,7 +257,7 @@ def gather_early(params: dict[str, Any], compute: ComputeConfig) -> dict[str, An
     themselves.
     """
     encoder = params["encoder"]
-    is_late = compute.gather == "per_layer"
+    is_late = compute.weight_gather == "per_layer"
     late = {name for name in encoder if is_late and name.startswith("layer_")}
     early = {name: part for name, part in encoder.items() if name not in late}
     gathered = to_compute_params(params | {"encoder": early}, dtype=compute.dtype)
@@ -275,7 +275,7 @@ def _rematerialised(function, compute: ComputeConfig):
     if compute.remat == "dots":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         return jax.checkpoint(function, policy=policy)
-    if compute.gather == "per_layer":
+    if compute.weight_gather == "per_layer":
         return jax.checkpoint(function, policy=_all_but_weights)
     return function
 

@@ -7,7 +7,7 @@ from bert_jax.config import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One layer. Layers with equal specs share a program where `compute.layers` is "scan"."""
+    """One layer. Layers with equal specs share a program where `compute.layer_loop` is "scan"."""
 
     # Of registry.MIXERS.
     mixer: str

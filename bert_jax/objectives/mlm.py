@@ -13,7 +13,7 @@ from bert_jax.model.flops import encoder_flops, masked_lm_flops
 from bert_jax.model.losses import Sums, cross_entropy, cross_entropy_and_normaliser
 from bert_jax.model.sharding import reshaped, spec_of
 from bert_jax.objectives.objective import Figure, Objective
-from bert_jax.registry import MASKS
+from bert_jax.registry import MASKINGS
 
 
 class MaskedLanguageModel(Objective):
@@ -32,7 +32,7 @@ class MaskedLanguageModel(Objective):
     )
 
     def collate(self, rows: Batch, draw: Draw) -> Batch:
-        masked = MASKS[draw.options.mask](rows, draw)
+        masked = MASKINGS[draw.options.masking](rows, draw)
         return {**{name: rows[name] for name in INPUTS}, **masked}
 
     def sums(

@@ -58,7 +58,7 @@ class Objective:
     fields: Mapping[str, Field]
     # What is shown of an evaluation.
     figures: tuple[Figure, ...] = ()
-    # The kinds of rows that it can learn from (registry.ROWS); none means any.
+    # The kinds of rows that it can learn from (registry.SEQUENCE_FORMATS); none means any.
     rows: tuple[str, ...] = ()
     # How many texts a row has for it: 2 for pairs (data/pairs/).
     texts: int = 1
@@ -72,7 +72,7 @@ class Objective:
     takes_slices: bool = False
 
     def collate(self, rows: Batch, draw: Draw) -> Batch:
-        """Returns the arrays of `fields` for some rows, as `data.rows` has read them.
+        """Returns the arrays of `fields` for some rows, as `data.sequence_format` has read them.
 
         A pure function: `draw` decides all that is drawn.
         """

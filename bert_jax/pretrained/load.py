@@ -228,7 +228,7 @@ def foreign_config(foreign: Foreign) -> TrainConfig:
     data = configs.DataConfig()
     if foreign.model.type_vocab_size < 2:  # one segment: the model has no sentence pairs
         objective = "mlm" if objective == TrainConfig.objective else objective
-        data = configs.DataConfig(rows="full_sentences")
+        data = configs.DataConfig(sequence_format="full_sentences")
     return TrainConfig(
         name="imported",
         objective=objective,

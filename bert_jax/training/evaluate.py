@@ -217,8 +217,8 @@ def evaluate_checkpoint(
         "unigram_entropy_nats": compared_with(corpus, scores),
         "objective": config.objective,
         "sequence_length": phase.sequence_length,
-        "rows": config.data.rows,
-        "mask": config.data.mask,
+        "rows": config.data.sequence_format,
+        "mask": config.data.masking,
         "masked_lm_prob": config.data.masked_lm_prob,
         "examples": held_out.num_examples,
         # The run whose rows these are; None where the checkpoint's own is not known.

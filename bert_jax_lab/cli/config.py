@@ -140,7 +140,7 @@ def _sequences(options: ConfigOptions, config: TrainConfig) -> None:
             print(json.dumps({"sequence_length": phase.sequence_length, **rows._asdict()}))
         return
     table(
-        f"{config.name}: {config.data.rows} of {place}, per epoch",
+        f"{config.name}: {config.data.sequence_format} of {place}, per epoch",
         ("length", "rows", "padding", "packed rows", "padding"),
         [
             (

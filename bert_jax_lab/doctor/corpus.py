@@ -10,7 +10,7 @@ from bert_jax.data.corpus.several import open_corpora
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split, read_manifest
 from bert_jax.data.pretraining.padding import SourceRows, middle, source_rows
 from bert_jax.errors import some
-from bert_jax.registry import OBJECTIVES, ROWS
+from bert_jax.registry import OBJECTIVES, SEQUENCE_FORMATS
 from bert_jax.training import preflight
 from bert_jax.training.pretrain import pipeline_of
 from bert_jax_lab.doctor.finding import PASSED, Finding, passed, warned
@@ -108,7 +108,7 @@ def _predictions_of(config: TrainConfig, corpus: Corpus, name: str, split: Split
     if without <= _MOST_WITHOUT * len(each):
         return passed(text)
     return warned(
-        text, "set data.mask=tokens, or prepare again: words are longer than the mask may be"
+        text, "set data.masking=tokens, or prepare again: words are longer than the mask may be"
     )
 
 
@@ -183,7 +183,7 @@ def _sources(config: TrainConfig, corpus: Corpus, number: int) -> list[SourceRow
     length = config.phases[number].sequence_length
     for source in corpus.sources.values() or (corpus,):
         # Evaluation makes rows of the validation split.
-        rows = ROWS[config.in_phase(number).data.rows]
+        rows = SEQUENCE_FORMATS[config.in_phase(number).data.sequence_format]
         rows.check(source.validation, sequence_length=length)
     return source_rows(config, corpus, number, most_documents=_DOCUMENTS)
 

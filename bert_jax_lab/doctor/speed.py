@@ -60,7 +60,7 @@ def _judge(config: TrainConfig, timings: Sequence[Timing], seconds: float) -> Fi
     if not timings:
         return warned(
             f"the step of phase 0 still compiles after {seconds:.0f} s",
-            "none, if you can wait; set compute.layers=scan compiles faster, and with "
+            "none, if you can wait; set compute.layer_loop=scan compiles faster, and with "
             "JAX_COMPILATION_CACHE_DIR later starts find the compiled step",
         )
     deadline = config.deadline_seconds

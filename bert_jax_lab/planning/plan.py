@@ -213,7 +213,7 @@ def remedy(
     """
     if isinstance(refusal, NotCompiled):
         return (
-            f"{refusal}; another compute.layers, compute.attention or "
+            f"{refusal}; another compute.layer_loop, compute.attention or "
             "optimizer.gradient_accumulation_steps makes another program"
         )
     rows = phase.global_batch_size // sharding.row_shards(mesh)

@@ -117,7 +117,7 @@ class AttentionProbe:
             )
         # Unrolled and without rematerialization, so that the recorded arrays are not in a loop.
         compute = dataclasses.replace(
-            config.compute, dtype="float32", remat="none", layers="unroll"
+            config.compute, dtype="float32", remat="none", layer_loop="unroll"
         )
         self._source, self._tokenizer, self._mesh = source, tokenizer, source.mesh
 

@@ -55,7 +55,7 @@ def test_a_byte_level_vocabulary_makes_a_roberta(tmp_path, words, name):
     huggingface.write(tmp_path / "2", back.params, back.model, head=back.head, tokenizer=words)
     for file in ("model.safetensors", "config.json", "vocab.json", "merges.txt"):
         assert (tmp_path / "2" / file).read_bytes() == (tmp_path / "1" / file).read_bytes()
-    assert foreign_config(back).data.rows == "full_sentences"
+    assert foreign_config(back).data.sequence_format == "full_sentences"
 
 
 def test_positions_begin_after_the_padding(tmp_path, words):

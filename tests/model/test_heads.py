@@ -161,8 +161,8 @@ def test_the_last_block_computes_what_is_read(kind, layers):
     ("compute", "key_seed"),
     [
         (_FLOAT32, 1),
-        (ComputeConfig(dtype="float32", layers="scan"), 1),
-        (ComputeConfig(layers="scan"), None),
+        (ComputeConfig(dtype="float32", layer_loop="scan"), 1),
+        (ComputeConfig(layer_loop="scan"), None),
     ],
     ids=["unrolled, dropout", "scanned, dropout", "scanned, bfloat16"],
 )

@@ -185,7 +185,7 @@ def test_a_mesh_changes_nothing(mixer, monkeypatch):
     head = HeadConfig(parts=("mlm",))
     params = random_params(model, head)
     batch = random_batch(rows=8, length=12, predictions=3, vocab_size=50)
-    compute = ComputeConfig(dtype="float32", layers="scan")
+    compute = ComputeConfig(dtype="float32", layer_loop="scan")
 
     def loss(params, batch):
         outputs = bert.apply(params, batch, config=model, head=head, compute=compute)

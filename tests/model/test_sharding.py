@@ -98,7 +98,7 @@ def test_training_is_the_same_on_every_mesh(on_one_device, shape):
     steps = 6 if shape[2] > 1 and shape[0] == 1 else 20
     # One of the meshes has its weights gathered by layer.
     gather = "per_layer" if shape == (1, 2, 4) else "per_step"
-    compute = dataclasses.replace(_CONFIG.compute, gather=gather)
+    compute = dataclasses.replace(_CONFIG.compute, weight_gather=gather)
     config = dataclasses.replace(_CONFIG, compute=compute)
     assert_same_run(on_one_device, train(config, shape, steps=steps))
 

@@ -27,7 +27,7 @@ _CONFIG = tiny_config(
     checkpoint=CheckpointConfig(every_steps=6),
 )
 _SET = (
-    "objective=mlm", "data.rows=full_sentences", "model.type_vocab_size=1",
+    "objective=mlm", "data.sequence_format=full_sentences", "model.type_vocab_size=1",
     "model.num_hidden_layers=1", "phases.0.masked_lm_prob=0.3", "optimizer.z_loss=1e-4",
     "output_bias=log_frequency",
 )  # fmt: skip

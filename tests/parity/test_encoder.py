@@ -56,7 +56,7 @@ def compare(model: ModelConfig, *, layers: str = "unroll") -> None:
     from tests.torch_encoder import masked_lm_logits, tensors_of
 
     params, arrays = random_params(model, _MLM, seed=1), batch()
-    compute = ComputeConfig(dtype="float32", layers=layers)
+    compute = ComputeConfig(dtype="float32", layer_loop=layers)
 
     def loss(params):
         outputs = bert.apply(params, arrays, config=model, compute=compute, head=_MLM)

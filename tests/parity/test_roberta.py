@@ -277,7 +277,7 @@ def run(tmp_path_factory):
     config = tiny_corpus.tiny_config(
         objective="mlm",
         head=_HEAD,
-        data=DataConfig(rows="full_sentences"),
+        data=DataConfig(sequence_format="full_sentences"),
         model=dataclasses.replace(
             _MODEL, vocab_size=400, max_position_embeddings=48, initializer_range=0.1
         ),

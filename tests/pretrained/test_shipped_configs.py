@@ -18,13 +18,13 @@ _STAYS = (
     "modern_small_cpu",
     "model.first_norm=true",
     "model.type_vocab_size=2",
-    "data.rows=sentence_pairs",
+    "data.sequence_format=sentence_pairs",
     "objective=mlm+nsp",
 )
 _REMEDIES = (
     "model.type_vocab_size=0",
     "model.first_norm=false",
-    "data.rows=full_sentences",
+    "data.sequence_format=full_sentences",
     "objective=mlm",
 )
 _SMALL = {

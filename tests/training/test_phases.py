@@ -49,7 +49,7 @@ def long_config() -> TrainConfig:
             norm_placement="pre",
             attention_window=16,
         ),
-        data=DataConfig(rows="documents"),
+        data=DataConfig(sequence_format="documents"),
         optimizer=StableAdamW(
             schedule=Constant(),
             learning_rate=5e-3,

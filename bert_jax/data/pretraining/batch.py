@@ -91,7 +91,7 @@ INPUTS: Mapping[str, Field] = {
     "position_ids": Field("L", np.int32),
     "sequence_ids": Field("L", np.int32),
 }
-# The arrays that a kind of mask (registry.MASKS) adds.
+# The arrays that a kind of mask (registry.MASKINGS) adds.
 PREDICTIONS: Mapping[str, Field] = {
     "mlm_positions": Field("M", np.int32),
     "mlm_targets": Field("M", np.int32),

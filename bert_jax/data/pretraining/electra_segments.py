@@ -28,8 +28,8 @@ class _Draw:
 
 
 class ElectraSegments(SpanRows):
-    """The entry of `registry.ROWS`: `[CLS] a [SEP] b [SEP]`, or for one row in ten `[CLS] a
-    [SEP]`.
+    """The entry of `registry.SEQUENCE_FORMATS`: `[CLS] a [SEP] b [SEP]`, or for one row in ten
+    `[CLS] a [SEP]`.
     """
 
     num_special = _NUM_SPECIAL

@@ -17,7 +17,7 @@ from bert_jax.progress import note_once
 
 
 class OneSegment(SpanRows):
-    """An entry of `registry.ROWS`: `[CLS] a [SEP]`, with [SEP] also between two documents.
+    """An entry of `registry.SEQUENCE_FORMATS`: `[CLS] a [SEP]`, with [SEP] also between documents.
 
     The rows share out the split's tokens: none is left out, none is in two rows.
     """

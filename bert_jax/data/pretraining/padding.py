@@ -12,7 +12,7 @@ from bert_jax.config.source_shares import shares
 from bert_jax.data.corpus.store import Corpus, Split
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.dealing import Dealing
-from bert_jax.registry import ROWS
+from bert_jax.registry import SEQUENCE_FORMATS
 
 
 class Padding(NamedTuple):
@@ -32,7 +32,7 @@ def padding(
     `most_documents` above 0 looks at so many in the middle of the split. Takes seconds for a
     thousand million tokens. Raises UsageError where the split makes no rows of that length.
     """
-    kind, length = ROWS[options.rows], phase.sequence_length
+    kind, length = SEQUENCE_FORMATS[options.sequence_format], phase.sequence_length
     kind.check(split, sequence_length=length)
     part = middle(split, most_documents) if most_documents else split
     lengths = kind.plan(part, options=options, sequence_length=length, key=seed).lengths

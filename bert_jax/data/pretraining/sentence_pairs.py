@@ -170,7 +170,7 @@ def _other_spans(
 
 
 class SentencePairs(SpanRows):
-    """The entry of `registry.ROWS`: `[CLS] a [SEP] b [SEP]`, where b follows a or does not."""
+    """The entry of `registry.SEQUENCE_FORMATS`: `[CLS] a [SEP] b [SEP]`; b may follow a."""
 
     num_special = 3
 

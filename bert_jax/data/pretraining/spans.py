@@ -88,7 +88,7 @@ def _bounds(count: np.ndarray) -> np.ndarray:
 
 
 class SpanRows:
-    """The base of the entries of `registry.ROWS`; each plans its rows."""
+    """The base of the entries of `registry.SEQUENCE_FORMATS`; each plans its rows."""
 
     num_special: int
     # How many texts an example has, each with its own positions and `sequence_ids`.

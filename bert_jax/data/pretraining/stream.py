@@ -29,7 +29,7 @@ from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.epochs import EpochCache, FirstEpoch
 from bert_jax.data.pretraining.spans import ranges
-from bert_jax.registry import ROWS
+from bert_jax.registry import SEQUENCE_FORMATS
 
 # The share of an epoch after which the next epoch is planned. The next unit of a large source is
 # small, and is planned at once.
@@ -200,7 +200,7 @@ class Stream:
         return plans[0] if size == 1 else type(plans[0]).join(plans)
 
     def _plan_of(self, piece: int, key: int) -> Any:
-        return ROWS[self._options.rows].plan(
+        return SEQUENCE_FORMATS[self._options.sequence_format].plan(
             self._pieces[piece],
             options=self._options,
             sequence_length=self._phase.sequence_length,

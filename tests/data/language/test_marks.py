@@ -19,7 +19,7 @@ from bert_jax.data.pretraining.batch import Draw
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_wordpiece
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
-from bert_jax.registry import MASKS
+from bert_jax.registry import MASKINGS
 from bert_jax_lab.doctor import corpus as doctor_corpus
 
 _PHRASES = {
@@ -179,7 +179,7 @@ def _rates(corpus, kind: str, vocabulary, *, length: int = 64) -> tuple[float, i
         key=3,
         example_numbers=np.arange(rows),
     )
-    found = MASKS[kind]({"input_ids": ids, "lengths": np.full(rows, length)}, draw)
+    found = MASKINGS[kind]({"input_ids": ids, "lengths": np.full(rows, length)}, draw)
     chosen = found["mlm_weights"].sum(1)
     return float(chosen.sum() / ids.size), int((chosen == 0).sum())
 
@@ -216,7 +216,7 @@ def test_words_of_text_with_spaces_are_not_pieces(tmp_path):
     wordpiece = train_wordpiece(lines, vocab_size=200, lowercase=True)
     assert (begins_word(wordpiece) == begins_word(wordpiece, by_piece=False)).all()
     # The doctor warns of whole-word masks where a sentence is one word.
-    config = config_loader.load_config("tiny_docs_cpu", ["data.mask=whole_words"])
+    config = config_loader.load_config("tiny_docs_cpu", ["data.masking=whole_words"])
     old = dataclasses.replace(corpus, begins_word=by_space)
     results = [doctor_corpus.predictions(config, each).result for each in (old, corpus)]
     assert results == ["warned", "passed"]

@@ -7,7 +7,7 @@ from bert_jax.config import DataConfig
 from bert_jax.data.pairs.text_ids import text_ids
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
-from bert_jax.registry import ROWS
+from bert_jax.registry import SEQUENCE_FORMATS
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split, split_from_lengths
 
 KINDS = ("crops", "adjacent", "title_body", "same")
@@ -16,12 +16,12 @@ SPLIT = random_split(40, mean_sentences=5, mean_tokens=9, vocab_size=None, num_s
 
 
 def plan_of(kind: str, *, key: int = 5, split=SPLIT, length: int = LENGTH):
-    return ROWS[kind].plan(split, options=DataConfig(), sequence_length=length, key=key)
+    return SEQUENCE_FORMATS[kind].plan(split, options=DataConfig(), sequence_length=length, key=key)
 
 
 def read(kind: str, plan, *, split=SPLIT, length: int = LENGTH) -> dict[str, np.ndarray]:
     vocabulary = Vocabulary(SPECIAL, 100_000)
-    return ROWS[kind].read(split, plan, vocabulary=vocabulary, sequence_length=length)
+    return SEQUENCE_FORMATS[kind].read(split, plan, vocabulary=vocabulary, sequence_length=length)
 
 
 def texts_of(rows: dict[str, np.ndarray]) -> list[list[np.ndarray]]:

@@ -28,9 +28,9 @@ PAIRS = DataConfig()
 KINDS = {
     "pairs": PAIRS,
     "packed pairs": DataConfig(packing="best_fit"),
-    "documents": DataConfig(rows="documents"),
-    "packed documents": DataConfig(rows="documents", packing="best_fit"),
-    "full sentences": DataConfig(rows="full_sentences"),
+    "documents": DataConfig(sequence_format="documents"),
+    "packed documents": DataConfig(sequence_format="documents", packing="best_fit"),
+    "full sentences": DataConfig(sequence_format="full_sentences"),
 }
 
 
@@ -49,7 +49,7 @@ def stream(options: DataConfig = PAIRS, rows: int = ROWS) -> Stream:
 def made(options: DataConfig = PAIRS, *, rows: int = ROWS, blocks: Blocks = BLOCKS, **kw):
     return Pipeline(
         SPLIT,
-        collator=MLM_NSP if options.rows == "sentence_pairs" else MLM,
+        collator=MLM_NSP if options.sequence_format == "sentence_pairs" else MLM,
         vocabulary=Vocabulary(SPECIAL, FIRST_WORD + SPLIT.tokens),
         options=options,
         phases=(phase_of(options, rows),),
@@ -153,7 +153,7 @@ def test_batches_are_as_varied_as_independent_draws_from_a_block():
     Of the 40 random properties, each of which all rows of a piece share, the mean ratio of the
     two variances is at most 1.1, and so is that of the place of rows in the split.
     """
-    options = DataConfig(rows="documents")
+    options = DataConfig(sequence_format="documents")
     pipeline = made(options)
     pieces = Pieces(SPLIT, BLOCKS)
     edges = np.array([int(pieces[number].sentence_starts[0]) for number in range(len(pieces))])
@@ -172,7 +172,7 @@ def test_batches_are_as_varied_as_independent_draws_from_a_block():
 
 
 def test_sentences_that_are_cut_are_said_once(capsys):
-    pipeline = made(DataConfig(rows="full_sentences"))
+    pipeline = made(DataConfig(sequence_format="full_sentences"))
     for step in range(0, 200, 20):
         pipeline.batch_at(step, range(ROWS))
     said = [line for line in capsys.readouterr().err.splitlines() if "are cut" in line]

@@ -35,7 +35,7 @@ from bert_jax.errors import UsageError
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.objectives.objective import Objective
-from bert_jax.registry import MASKS, OBJECTIVES, POSITIONS, ROWS
+from bert_jax.registry import MASKINGS, OBJECTIVES, POSITIONS, SEQUENCE_FORMATS
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.training.pretrain import Pretraining
 from tests.batches import stream_of
@@ -181,13 +181,15 @@ def test_rows_of_an_epoch_are_not_those_of_the_next():
 
 def _kinds():
     """Every objective with the rows that it can learn from, and every mask."""
-    for objective, rows in itertools.product(OBJECTIVES.names(), ROWS.names()):
-        is_ours = OBJECTIVES.is_builtin(objective) and ROWS.is_builtin(rows)
+    for objective, rows in itertools.product(OBJECTIVES.names(), SEQUENCE_FORMATS.names()):
+        is_ours = OBJECTIVES.is_builtin(objective) and SEQUENCE_FORMATS.is_builtin(rows)
         # Pairs of texts: tests/objectives/test_contrastive.py.
-        is_ours = is_ours and OBJECTIVES[objective].texts == ROWS[rows].texts == 1
+        is_ours = is_ours and OBJECTIVES[objective].texts == SEQUENCE_FORMATS[rows].texts == 1
         if is_ours and rows in (OBJECTIVES[objective].rows or (rows,)):
             yield objective, rows, "tokens"
-    yield from (("mlm+nsp", "sentence_pairs", mask) for mask in MASKS.names() if mask != "tokens")
+    yield from (
+        ("mlm+nsp", "sentence_pairs", mask) for mask in MASKINGS.names() if mask != "tokens"
+    )
 
 
 @pytest.mark.parametrize(("objective", "rows", "mask"), [*_kinds()])

@@ -9,7 +9,7 @@ from bert_jax.config import DataConfig
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import spans
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
-from bert_jax.registry import ROWS
+from bert_jax.registry import SEQUENCE_FORMATS
 from tests import naive_rows
 from tests.data.pretraining.test_sentence_pairs import Z, document_of, documents_of
 from tests.naive_rows import KeyedDraws, Row, SequentialDraws
@@ -20,11 +20,11 @@ each_kind = pytest.mark.parametrize("kind", _KINDS)
 
 
 def plan_of(kind: str, split: Split, length: int, key: int = 5):
-    return ROWS[kind].plan(split, options=DataConfig(), sequence_length=length, key=key)
+    return SEQUENCE_FORMATS[kind].plan(split, options=DataConfig(), sequence_length=length, key=key)
 
 
 def read(kind: str, split: Split, plan, length: int) -> dict[str, np.ndarray]:
-    return ROWS[kind].read(
+    return SEQUENCE_FORMATS[kind].read(
         split, plan, vocabulary=Vocabulary(SPECIAL, 1000), sequence_length=length
     )
 
@@ -52,7 +52,7 @@ def in_ids(row: Row) -> tuple[list[int], list[int]]:
 
 
 def assert_equals_the_original(kind: str, split: Split, length: int, key: int = 5) -> None:
-    ROWS[kind].check(split, sequence_length=length)
+    SEQUENCE_FORMATS[kind].check(split, sequence_length=length)
     plan = plan_of(kind, split, length, key)
     rows = read(kind, split, plan, length)
     expected = [in_ids(row) for row in expected_rows(kind, split, length, key)]

@@ -16,7 +16,7 @@ from bert_jax.data.tokenizer.training import (
     train_wordpiece,
 )
 from bert_jax.data.tokenizer.words import begins_word
-from bert_jax.registry import MASKS
+from bert_jax.registry import MASKINGS
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL
 
 _SIZE, _LENGTH, _KEY = 1000, 128, 5
@@ -50,7 +50,7 @@ def draw_of(numbers, *, options=None, max_predictions=20) -> Draw:
 
 def masked(kind: str, ids, lengths, *, first=0, **rest):
     draw = draw_of(first + np.arange(len(ids)), **rest)
-    found = MASKS[kind]({"input_ids": ids, "lengths": lengths}, draw)
+    found = MASKINGS[kind]({"input_ids": ids, "lengths": lengths}, draw)
     used = found["mlm_weights"] == 1
     return found, [row[on] for row, on in zip(found["mlm_positions"], used, strict=True)]
 

@@ -327,7 +327,7 @@ _BROKEN: dict[str, tuple[Break, str, str, int, str]] = {
         lambda place: place.measured(Timing(1.0, 800.0)),
         "step", "warned", 0, "set deadline_seconds=8000",
     ),
-    "compiles for ever": (compiles_for_ever, "step", "warned", 0, "set compute.layers=scan"),
+    "compiles for ever": (compiles_for_ever, "step", "warned", 0, "set compute.layer_loop=scan"),
     "another run": (another_run, "workdir", "failed", 3, "or another `workdir`"),
     "something else": (something_else, "workdir", "failed", 2, "choose another directory"),
     "damaged step": (damaged_step, "checkpoint", "warned", 0, "put back a copy of checkpoints/20"),

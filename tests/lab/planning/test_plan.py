@@ -136,7 +136,7 @@ def test_a_refusal_for_memory_has_both_sizes(message, needed, available):
 
 
 def test_another_refusal_of_the_compiler_is_one_line():
-    """For example, the evaluation of `modern_base`, 256 x 8,192, on v6e:8x8."""
+    """For example, the evaluation of `modernbert_base_50b`, 256 x 8,192, on v6e:8x8."""
     reason = "FAILED_PRECONDITION: Too many buffers are colored in the alternate memory. Could not"
     found = compile.error_of(RuntimeError(f"{reason} reserve\nmore"), CHIPS["v6e"], "train step")
     assert isinstance(found, compile.NotCompiled)
@@ -170,7 +170,9 @@ def test_a_rejected_train_step_is_a_warning(monkeypatch, capsys, tiny):
     phase = planning.phase_plan(config, 0, **where)
     assert not phase.fits and phase.memory_bytes is None
     plan_verb._print_phase(phase)
-    assert f"steps: NOT COMPILED: {_REJECTED}; another compute.layers, " in capsys.readouterr().out
+    assert (
+        f"steps: NOT COMPILED: {_REJECTED}; another compute.layer_loop, " in capsys.readouterr().out
+    )
     (warning, *_) = warnings.warnings(config, [phase], topology=where["topology"])
     assert _REJECTED in warning and warning.startswith(f"length {phase.sequence_length}: ")
 
@@ -453,7 +455,7 @@ class TestMemory:
     def test_what_does_not_fit_is_refused_with_sizes_and_a_remedy(self, capsys):
         plan = _plan(
             capsys, "v2:2x2", "--set", "phases.0.global_batch_size=131072",
-            "--set", "compute.layers=scan", code=2,
+            "--set", "compute.layer_loop=scan", code=2,
         )  # fmt: skip
         (phase,) = plan["phases"]
         assert phase["memory_bytes"] > phase["available_bytes"] == int(7.48 * 2**30)

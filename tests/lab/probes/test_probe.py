@@ -52,7 +52,10 @@ def checkpoint(kind: str, words: Path, *, head: HeadConfig = _MLM, **changes) ->
         directory=words,
         step=0,
         config=TrainConfig(
-            name=kind, model=model, head=head, compute=ComputeConfig(layers="scan", remat="full")
+            name=kind,
+            model=model,
+            head=head,
+            compute=ComputeConfig(layer_loop="scan", remat="full"),
         ),
         params=jax.device_put(params, shardings),
         tokenizer=words,

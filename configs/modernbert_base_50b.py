@@ -1,7 +1,7 @@
 """A ModernBERT-Base of one's own from 50 billion tokens, up to rows of 8,192.
 
     bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output-dir runs/corpus
-    bert-jax pretrain modern_base --corpus runs/corpus --workdir runs/modern
+    bert-jax pretrain modernbert_base_50b --corpus runs/corpus --workdir runs/modern
 
 The model is that of modernbert_base (Warner et al. 2024, arXiv:2412.13663), so that the result
 leaves as `ModernBertForMaskedLM`, and so are the rates, the mask rate, the optimiser and the tokens
@@ -62,7 +62,7 @@ def config() -> TrainConfig:
     *grows, whole = growing(short, by=_FIRST_ROWS, tokens=_GROWTH)
     return dataclasses.replace(
         base,
-        name="modern_base",
+        name="modernbert_base_50b",
         optimizer=dataclasses.replace(
             base.optimizer,
             learning_rate=_RATE,

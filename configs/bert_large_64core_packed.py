@@ -1,6 +1,6 @@
 """BERT-Large on 64 TPU v3 cores: the paper's number of sequences in 125,000 packed updates.
 
-    bert-jax pretrain bert_large_64core_2k --corpus DIR --workdir DIR --distributed  # on each host
+    bert-jax pretrain bert_large_64core_packed --corpus DIR --workdir DIR --distributed
 
 1,000,000 updates of 256 sequences are 125,000 of 2,048, with which RoBERTa (Liu et al. 2019, table
 3) reaches a lower perplexity for the same cost. Sequences share rows (docs/lineage.md, Packing), so
@@ -30,7 +30,7 @@ def config() -> TrainConfig:
     recipe = config_loader.load_config("bert_large_64core")
     return replace(
         recipe,
-        name="bert_large_64core_2k",
+        name="bert_large_64core_packed",
         data=replace(recipe.data, packing="best_fit"),
         optimizer=AdamW(
             schedule=LinearDecay(),
