@@ -36,8 +36,8 @@ _NEEDS = (
     ("masked_lm_inner_size", "masked_lm_transform", ()),
     ("first_norm", "norm_placement", ("pre",)),
     ("norm_bias", "norm", ("layernorm",)),
-    ("short_seq_prob", "rows", ("sentence_pairs",)),
-    ("random_next_prob", "rows", ("sentence_pairs",)),
+    ("short_seq_prob", "sequence_format", ("sentence_pairs",)),
+    ("random_next_prob", "sequence_format", ("sentence_pairs",)),
 )
 
 

@@ -71,7 +71,7 @@ def _merged(old: Any, cls: Any, new: Any, path: str) -> Any:
     if is_kind(cls) and isinstance(new, str):
         new = {"kind": new}
     if isinstance(old, list) and isinstance(new, dict):
-        if named := [name for name in new if not name.isdecimal()]:
+        if named := [name for name in new if is_section(cls) and name in fields_of(cls)]:
             if len(old) != 1:
                 raise UsageError(
                     f"override {path}.{named[0]}: the config has {len(old)} {path}, so write "

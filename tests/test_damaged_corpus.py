@@ -45,7 +45,7 @@ def test_evaluate_verifies_the_validation_split(copied, tmp_path, capsys):
     arguments = ["evaluate", str(tmp_path / "none"), "--corpus", str(copied)]
     change_last_id(copied, "train")
     assert main(arguments) == 2
-    assert "--checkpoint" in capsys.readouterr().err
+    assert "CHECKPOINT" in capsys.readouterr().err
     file = change_last_id(copied, "validation")
     assert main(arguments) == 4
     assert str(file) in capsys.readouterr().err

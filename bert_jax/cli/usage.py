@@ -256,8 +256,13 @@ def verb_module(name: str) -> Any:
 
 
 def options_of(name: str) -> type:
-    """Returns the class of a verb's options: `FillMaskOptions` for fill-mask."""
-    return getattr(verb_module(name), f"{name.title().replace('-', '')}Options")
+    """Returns the class of a verb's options: the last one that its module defines."""
+    module = verb_module(name)
+    return [
+        found
+        for found in vars(module).values()
+        if getattr(found, "__module__", "") == module.__name__ and isinstance(found, type)
+    ][-1]
 
 
 def command_parser(words: Sequence[str] | None = None) -> Parser:

@@ -15,7 +15,7 @@ from bert_jax.config.fields import REQUIRED, section, setting
 
 
 @section
-class CorpusOptions(Verb):
+class ShowCorpusOptions(Verb):
     what: Positional[Literal["show"]] = setting(REQUIRED, "what to do")
     corpus: Positional[CorpusDirectory] = setting(
         REQUIRED, "CORPUS: a directory of bert-jax prepare"
@@ -23,7 +23,7 @@ class CorpusOptions(Verb):
     json: bool = setting(False, "print the manifest, corpus.json, in place of the table")
 
 
-def run(options: CorpusOptions) -> None:
+def run(options: ShowCorpusOptions) -> None:
     from bert_jax.cli.training.prepare import print_corpus
     from bert_jax.data.corpus.store import open_corpus
 

@@ -260,7 +260,7 @@ def _wanted(study: Study, only: Sequence[str]) -> set[str]:
     names = set(only or known)
     if unknown := sorted(names - known.keys()):
         raise UsageError(
-            f"`only` {unknown[0]}: study {study.name} has no such variant; choose one of "
+            f"`variant` {unknown[0]}: study {study.name} has no such variant; choose one of "
             f"{', '.join(known)}"
         )
     for name in list(names):

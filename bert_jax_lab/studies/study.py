@@ -123,7 +123,7 @@ def load_study(name_or_path: str, *, scale: str = "study") -> Study:
     function = config_loader.execute(path).get(scale)
     if not callable(function):
         raise UsageError(
-            f"study {path}: there is no function {scale}(); define it, or choose another `scale`"
+            f"study {path}: there is no function {scale}(); define it, or choose another `preset`"
         )
     with config_loader.errors_of(path):
         found: Any = function()

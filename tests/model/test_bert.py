@@ -149,8 +149,8 @@ def test_remat_and_scan_change_nothing():
     "changes",
     [
         {},
-        {"gather": "per_layer", "remat": "full"},
-        {"attention": "plain", "layers": "scan", "remat": "dots"},
+        {"weight_gather": "per_layer", "remat": "full"},
+        {"attention": "plain", "layer_loop": "scan", "remat": "dots"},
     ],
     ids=lambda changes: ", ".join(changes.values()) or "default",
 )

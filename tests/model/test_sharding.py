@@ -109,7 +109,7 @@ def test_training_is_the_same_on_every_mesh(on_one_device, shape):
         (MeshConfig(shard_weights=False), {}),
         (
             MeshConfig(),
-            {"gather": "per_layer", "layers": "scan", "remat": "full", "loss_slices": 3},
+            {"weight_gather": "per_layer", "layer_loop": "scan", "remat": "full", "loss_slices": 3},
         ),
     ],
     ids=["replicated", "fully sharded, scanned, rematerialised, loss in slices"],

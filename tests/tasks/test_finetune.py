@@ -652,7 +652,7 @@ _REFUSED = {
     "no columns": (["--task", "text"], "--task text takes --text-column COLUMN once or twice"),
     "columns of another": (
         ["--task", "squad", "--text-column", "x"],
-        "squad has no --text-column COLUMN",
+        "squad has no --text-column",
     ),
     "a number of another": (["--task", "ner", "--regression"], "--regression is for --task text"),
     "quoting of another": (

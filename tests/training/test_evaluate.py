@@ -224,7 +224,7 @@ def unusual(trained, tmp_path_factory):
     shutil.copytree(trained, workdir)
     stored = json.loads((workdir / "config.json").read_text())
     config = stored["config"]
-    config["data"] |= {"mask": "whole_words", "masked_lm_prob": 0.2, "random_next_prob": 0.3}
+    config["data"] |= {"masking": "whole_words", "masked_lm_prob": 0.2, "random_next_prob": 0.3}
     config["phases"][-1] |= {"sequence_length": 24, "max_predictions": 4}
     config["compute"]["dtype"] = "bfloat16"
     (workdir / "config.json").write_text(json.dumps(stored))

@@ -71,7 +71,7 @@ def test_the_best_checkpoint_is_kept_named_and_loaded(tmp_path, corpus, capsys):
     }
 
     capsys.readouterr()
-    checked = ["evaluate", "--json", "--corpus", str(corpus), "--checkpoint"]
+    checked = ["evaluate", "--json", "--corpus", str(corpus)]
     assert main([*checked, f"{whole}@best"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == best and found["mlm_loss"] == pytest.approx(losses[best], rel=1e-6)

@@ -191,8 +191,8 @@ def require_two(job: Job, documents: Mapping[str, int], counts: Counts) -> None:
     if total == 1:
         raise UsageError(
             f"{where}: only one document; next-sentence pairs need another document. Documents in "
-            ".txt files are separated by a blank line; `document` line makes one of each line, "
-            "`document` file of each file"
+            ".txt files are separated by a blank line; `document_boundary` line "
+            "makes one of each line, `document_boundary` file of each file"
         )
     for split, number in documents.items():
         if number < 2:

@@ -208,14 +208,16 @@ class SourceStream(io.BufferedReader, Records):
 def require_layout(document: str, paragraph: str, quoting: str | None = None) -> None:
     """Raises UsageError for a layout that `SourceOptions` does not have."""
     for name, value, known in (
-        ("document", document, ("blank", "line", "file")),
-        ("paragraph", paragraph, ("line", "blank")),
+        ("document_boundary", document, ("blank", "line", "file")),
+        ("paragraph_boundary", paragraph, ("line", "blank")),
         ("quoting", quoting or UNQUOTED, QUOTINGS),
     ):
         if value not in known:
             raise UsageError(f"`{name}` {value!r}: choose one of {', '.join(known)}")
     if (document, paragraph) == ("line", "blank"):
-        raise UsageError("`document` line has a paragraph a line: `paragraph` blank joins lines")
+        raise UsageError(
+            "`document_boundary` line has one paragraph per line: leave `paragraph_boundary` out"
+        )
 
 
 def require_encoding(name: str | None) -> None:

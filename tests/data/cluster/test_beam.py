@@ -145,7 +145,7 @@ def test_near_duplicates_are_those_of_one_machine(tmp_path, sources, beginning, 
         "\n\n".join(f"{text} edit{number}" for number, text in enumerate(texts))
     )
     sources = [*sources, str(tmp_path / "edited.txt")]
-    here = prepare(sources, tmp_path / "here", workers=1, near_duplicates=0.7, **OPTIONS)
+    here = prepare(sources, tmp_path / "here", workers=1, dedup_threshold=0.7, **OPTIONS)
     assert sum(here.manifest["near_duplicate_documents"].values()) > 20
     done = command(
         sources, tmp_path / "c", "DirectRunner", *PROCESSES,
@@ -318,7 +318,7 @@ def test_the_description_of_a_dataflow_job(tmp_path, sources):
     tests = tmp_path / "tests.txt"
     tests.write_text(text_of(5, seed=7))
     options = CorpusOptions(
-        source=sources, decontaminate=[str(tests)], near_duplicates=0.8, **OPTIONS
+        source=sources, decontaminate=[str(tests)], dedup_threshold=0.8, **OPTIONS
     )  # type: ignore[arg-type]
     reading = options.reading(outside=None)
     job, units = Job(

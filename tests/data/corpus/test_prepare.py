@@ -357,7 +357,7 @@ def test_a_command_that_makes_nothing_leaves_nothing(tmp_path, monkeypatch, voca
         ({"vocab_size": 0}, "`vocab_size` 0"),
         ({"validation_fraction": 0}, "`validation_fraction` 0 is not between 0 and 1"),
         ({"validation_fraction": 1.0}, "`validation_fraction` 1.0 is not between 0 and 1"),
-        ({"near_duplicates": 0.2}, "`near_duplicates` 0.2 is not between 0.3 and 1"),
+        ({"dedup_threshold": 0.2}, "`dedup_threshold` 0.2 is not between 0.3 and 1"),
         ({"seed": -1}, "`seed` -1"),
         ({"workers": 0}, "`workers` 0 is less than 1"),
         ({"tokenizer": "wordpeice"}, "wordpeice is neither a kind nor a file"),

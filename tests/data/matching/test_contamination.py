@@ -41,8 +41,8 @@ def test_a_record_that_cannot_be_read_is_no_record_that_is_not_there(test_sets, 
             vocab_size=300,
             workers=1,
             decontaminate=[tmp_path / "long.jsonl"],
-            skip_bad=True,
-            skip_bad_limit=1.0,
+            on_bad_record="skip",
+            bad_record_limit=1.0,
         )
 
 
@@ -106,7 +106,7 @@ def test_what_is_found_in_a_file_that_is_left_out_does_not_count(test_sets, tmp_
     (folder / "b.txt.gz").write_bytes(packed[:-9])
     corpus = prepare(
         [str(folder)], tmp_path / "c", vocab_size=300, validation_fraction=0.2, workers=1,
-        skip_bad=True, decontaminate=[str(tmp_path / "long.jsonl")],
+        on_bad_record="skip", decontaminate=[str(tmp_path / "long.jsonl")],
     )  # fmt: skip
     assert corpus.manifest["skipped_files"]
     (counts,) = corpus.manifest["decontaminated_of"].values()

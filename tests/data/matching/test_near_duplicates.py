@@ -117,13 +117,13 @@ def text(tmp_path):
 def test_near_duplicates_are_dropped_and_counted(text, tmp_path):
     options = {"vocab_size": 300, "validation_fraction": 0.2, "workers": 1}
     plain = prepare([str(text)], tmp_path / "plain", **options)
-    corpus = prepare([str(text)], tmp_path / "near", **options, near_duplicates=0.5)
+    corpus = prepare([str(text)], tmp_path / "near", **options, dedup_threshold=0.5)
     counts, before = corpus.manifest["counts"]["total"], plain.manifest["counts"]["total"]
     dropped = corpus.manifest["near_duplicate_documents"]
     assert sum(dropped.values()) == before["documents"] - counts["documents"] > 160
     assert min(dropped.values()) > 0
-    assert corpus.manifest["options"]["near_duplicates"] == 0.5
-    again = prepare([str(text)], tmp_path / "near", **options, near_duplicates=0.5)
+    assert corpus.manifest["options"]["dedup_threshold"] == 0.5
+    again = prepare([str(text)], tmp_path / "near", **options, dedup_threshold=0.5)
     assert again.fingerprint == corpus.fingerprint != plain.fingerprint
     with pytest.raises(UsageError, match=r"its near_duplicates is 0\.5, not None"):
         prepare([str(text)], tmp_path / "near", **options)
@@ -132,4 +132,4 @@ def test_near_duplicates_are_dropped_and_counted(text, tmp_path):
 def test_rensa_is_asked_for(text, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"needs rensa: pip install 'rensa"):
-        prepare([str(text)], tmp_path / "c", near_duplicates=0.8)
+        prepare([str(text)], tmp_path / "c", dedup_threshold=0.8)

@@ -196,7 +196,7 @@ def _kinds():
 def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask, monkeypatch):
     # Short sequences are masked in tables of fewer columns: here in tables of several widths.
     monkeypatch.setattr(packing, "_SHORT", 16)
-    options = dataclasses.replace(PACKED, rows=rows, mask=mask)
+    options = dataclasses.replace(PACKED, sequence_format=rows, masking=mask)
     packed = pipeline(options, objective=objective)
     alone = pipeline(dataclasses.replace(options, packing="none"), objective=objective)
     size, number, _ = planned(options).first
@@ -280,7 +280,7 @@ def two_batches(objective: str) -> tuple[Batch, Batch]:
     """The same sequences in rows of their own and packed; both with room for the same."""
     kind = OBJECTIVES[objective]
     rows = (kind.rows or ("sentence_pairs",))[0]
-    options = dataclasses.replace(PACKED, rows=rows)
+    options = dataclasses.replace(PACKED, sequence_format=rows)
     planner = planned(options)
     assert planner.packings is not None
     packed = planner.packings.get(0)
@@ -519,4 +519,4 @@ def test_the_work_of_a_packed_run(corpus, capsys):
     closing["expected"] = {"mlm_loss": None, "published": [], "warnings": []}
     _print_closing("workdir", closing | speed)
     said = capsys.readouterr().out
-    assert f"{speed['sequences_per_step']:.0f} a step; {speed['padding']:.1%} padding" in said
+    assert f"{speed['sequences_per_step']:.0f} per step; {speed['padding']:.1%} padding" in said

@@ -162,7 +162,7 @@ def test_tfds(tfds_folder, monkeypatch):
     assert found == documents("tfds:tiny_text/plain:train")
     assert documents("tfds:tiny_text/plain:test") == DOCUMENTS[:1]
     assert documents("tfds:tiny_text/plain:1.0.0:train[1:]") == found[1:]
-    assert "no column 'text', only first, second. `text_field`" in refusal("tfds:tiny_text/other")
+    assert "no column 'text', only first, second. `text_column`" in refusal("tfds:tiny_text/other")
     second = SourceOptions(text_field="none, second")
     assert sorted(read_documents(["tfds:tiny_text/other"], second)) == sorted(DOCUMENTS)
     named = SourceOptions(text_field="title")
@@ -362,7 +362,7 @@ def test_bad_records_are_counted_and_limited(tmp_path, vocabulary):
     out = tmp_path.parent / f"{tmp_path.name}-corpus"
     common = {"tokenizer": vocabulary, "workers": 1, "skip_bad": True}
     with pytest.raises(UsageError, match=r"2 of 1,070 records .* `skip_bad_limit` 0.001:"):
-        prepare(source, out, skip_bad_limit=0.001, **common)  # type: ignore[arg-type]
+        prepare(source, out, bad_record_limit=0.001, **common)  # type: ignore[arg-type]
     corpus = prepare(source, out, **common)  # type: ignore[arg-type]
     assert corpus.manifest["skipped_records"] == {source[0]: 2}
     assert corpus.manifest["counts"]["total"]["documents"] == 1068

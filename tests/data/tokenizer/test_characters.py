@@ -198,7 +198,7 @@ def test_documents_are_compared_exactly(tmp_path):
 def test_options_that_do_not_fit_are_refused(tmp_path, options, message):
     (tmp_path / "a.txt").write_text("\n".join(sequences(10, 50)))
     with pytest.raises(UsageError, match=message):
-        prepare([tmp_path / "a.txt"], tmp_path / "c", document="line", **options)
+        prepare([tmp_path / "a.txt"], tmp_path / "c", document_boundary="line", **options)
 
 
 def test_wordpiece_on_sequences_proposes_characters(tmp_path, capsys):
