@@ -2,7 +2,7 @@
 #   docker build -t bert-jax .                          # CPU
 #   docker build -t bert-jax --build-arg EXTRA=cuda .   # NVIDIA GPUs; the host has the driver
 #   docker build -t bert-jax --build-arg EXTRA=tpu .    # TPUs on GKE (launch/jobset.yaml)
-#   docker run --rm -v "$PWD:/work" bert-jax prepare --source texts --output corpus
+#   docker run --rm -v "$PWD:/work" bert-jax prepare --source texts --output-dir corpus
 FROM python:3.12-slim
 ARG EXTRA=formats
 WORKDIR /opt/bert-jax

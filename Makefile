@@ -139,7 +139,7 @@ $(VENV)-site/.there:
 	$(@D)/bin/pip install --quiet --disable-pip-version-check zensical==$(ZENSICAL)
 	touch $@
 
-ZENSICAL ?= 0.1.3
+ZENSICAL ?= 0.0.72
 
 site: $(VENV)-site/.there  ## README and docs/ as a site, in build/site/site
 	$(VENV)-site/bin/python docs/site.py build/site

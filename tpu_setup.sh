@@ -4,7 +4,7 @@
 #
 #   tpu_setup.sh [TYPE]
 #
-# TYPE is in launch/accelerators.tsv; without it the metadata server is asked.
+# TYPE is listed in launch/accelerators.tsv; by default it is read from the metadata server.
 #
 # Variables: BERT_JAX_HOME, the installation directory (~/bert-jax); CHECK_CHIPS=0 omits the check of the chips.
 #
@@ -61,7 +61,7 @@ install_package() {
 }
 
 # Starts JAX in a systemd unit with the limits of the trainer: an ssh session may lock less memory. The variables let JAX see this
-# host alone, because the devices of a pod would wait for all hosts.
+# host only, because the devices of a pod would wait for all hosts.
 count_devices() {
     as_root systemd-run --quiet --pipe --wait --collect --uid="$(id -u)" --gid="$(id -g)" --working-directory="$PLACE" \
         --property=LimitMEMLOCK=infinity --property=LimitNOFILE=100000 --setenv=HOME="$HOME" --setenv=JAX_PLATFORMS=tpu \
@@ -80,8 +80,8 @@ check_chips() {
     if [[ $seen != "$DEVICES" ]]; then
         said+="; a host of $TYPE has $DEVICES ($PLACE/check.log)"
         if ((HOSTS == 1)); then die 35 "$said"; fi
-        # A slice of several hosts may refuse access to a single host.
-        said="warning: $said. This may be because one host of $HOSTS was checked alone"
+        # A slice of several hosts may deny access to a single host.
+        said="warning: $said. This may be because only one host of $HOSTS was checked"
     fi
     say "$said"
 }
@@ -92,13 +92,13 @@ case ${1:-} in
     '')
         TYPE=$(curl -sf -m 5 -H 'Metadata-Flavor: Google' \
             http://metadata.google.internal/computeMetadata/v1/instance/attributes/accelerator-type) ||
-            die 30 "this machine is not a TPU host by its metadata; if it is one, give its type: tpu_setup.sh TYPE"
+            die 30 "the metadata of this machine do not describe a TPU host; if it is one, give its type: tpu_setup.sh TYPE"
         ;;
     *) TYPE=$1 ;;
 esac
 accelerator "$TYPE"
 if is_training; then
-    die 34 "a trainer runs here. To stop it: launch/tpu ssh -- sudo systemctl disable --now bert-jax"
+    die 34 "a trainer is running on this host. To stop it: launch/tpu ssh -- sudo systemctl disable --now bert-jax"
 fi
 mkdir -p "$PLACE"
 install_environment

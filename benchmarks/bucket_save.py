@@ -1,12 +1,12 @@
-"""How long a save takes in a bucket far away, and whether a preempted machine has the time for it.
+"""Measures the time of a save to a remote bucket, to compare it with the time before a preemption.
 
     python benchmarks/bucket_save.py --megabytes 300 --latency-ms 40 --stream-mbps 80
 
-saves a state of that size through the real code to a server on this machine that answers as late
-and sends as slowly, and says where the time goes, and what is read back. The server and this
-process share the processor, so the rate at which the bytes go is the smaller of the network's and
-this machine's. For a state of --target-gb on --hosts that each write their part, the bytes take
-longer in proportion and the requests, which are as many for each host, as long.
+Saves a state of this size with the real code to a local server with the given latency and rate.
+Prints how the time is spent, and what is read back. The server and this process share the
+processor, so the measured rate is the smaller of the network's rate and this machine's rate. For a
+state of --target-gb on --hosts that each write their share, the time of the bytes scales with the
+size, and the time of the requests, whose number per host is the same, stays constant.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def measure(arguments: argparse.Namespace, address: str) -> dict[str, float]:
     directory = location.opened("gs://bucket/run").path
     for name in ("config.json", "metrics.jsonl", "events.jsonl"):
         (directory / name).write_bytes(b"x" * 500_000)
-    # Of random numbers, which do not compress, in the sizes of a BERT's matrices.
+    # Random numbers, which do not compress, in the sizes of BERT's matrices.
     rows, rng = 1024, np.random.default_rng(0)
     columns = max(1, arguments.megabytes * 10**6 // 24 // (4 * rows))
     arrays = {
@@ -81,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[30, 300])
     parser.add_argument("--latency-ms", type=float, default=40)
-    parser.add_argument("--stream-mbps", type=float, default=80, help="megabytes a second")
+    parser.add_argument("--stream-mbps", type=float, default=80, help="megabytes per second")
     parser.add_argument("--target-gb", type=float, default=4.0)
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -100,7 +100,7 @@ def main() -> None:
     fixed = small["whole"] - small["megabytes"] / rate
     share = 1000 * arguments.target_gb / arguments.hosts
     print(
-        f"bytes at {rate:.0f} MB/s a host, requests {fixed:.1f} s: {arguments.target_gb} GB on "
+        f"bytes at {rate:.0f} MB/s per host, requests {fixed:.1f} s: {arguments.target_gb} GB on "
         f"{arguments.hosts} hosts take {fixed:.1f} + {share:.0f} / {rate:.0f} = "
         f"{fixed + share / rate:.1f} s"
     )

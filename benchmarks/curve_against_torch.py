@@ -1,7 +1,7 @@
-"""Train the same model on torch: same initial weights, batches, update rule and validation set.
+"""Trains the same model in torch: same initial weights, batches, update rule and validation set.
 
     pip install -e '.[parity]'
-    bert-jax prepare --source simplewiki.txt.gz --tokenizer vocab.txt --output runs/simplewiki
+    bert-jax prepare --source simplewiki.txt.gz --tokenizer vocab.txt --output-dir runs/simplewiki
     bert-jax pretrain bert_small_cpu --corpus runs/simplewiki --workdir runs/small
     python benchmarks/curve_against_torch.py runs/simplewiki runs/small [STEPS]
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bert_jax.runtime.host_allocator import keep_freed_memory
 
-keep_freed_memory()  # as `bert-jax pretrain` does, before jax is there; torch has it too
+keep_freed_memory()  # as in `bert-jax pretrain`, before importing jax; also applies to torch
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402

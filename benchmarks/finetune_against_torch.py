@@ -1,13 +1,13 @@
-"""Fine-tuning against transformers on torch: the same rows, order, rates and beginning.
+"""Compares fine-tuning with transformers in torch: same rows, order, learning rates and weights.
 
     python benchmarks/finetune_against_torch.py TASK FOLDER ENCODER WORKDIR [options]
 
 FOLDER has GLUE's files for `sst2`, `cola` and `stsb`, `train.json` and `dev.json` for `squad`,
-WNUT-17's files for `ner`. Each seed is trained by both sides in turns of one step, on
-the same batches from the same encoder and the same fresh head, with AdamW that corrects its bias on
-both. The scores are those of `bert_jax.tasks` for both. With `--dropout 0` the two losses of a step
-may differ by rounding only. Needs the `parity` extra. Prints a table, and writes WORKDIR/TASK.json
-after every seed; the same command, or one with more seeds, goes on from there.
+WNUT-17's files for `ner`. For each seed, the two sides train in alternating steps, on the same
+batches, with the same encoder and the same new head, and AdamW with bias correction. Both are
+scored by `bert_jax.tasks`. With `--dropout 0`, the two losses of a step may only differ by
+rounding. Needs the `parity` extra. Prints a table, and writes WORKDIR/TASK.json after every seed;
+the same command, or one with more seeds, resumes from this file.
 """
 
 import argparse
@@ -41,9 +41,9 @@ from bert_jax.tasks.task_data import Sources, load_task
 from bert_jax.update.schedules import learning_rate
 from bert_jax.update.step import compile_lowered, lower_train_step
 
-# Files of a folder that is not GLUE's.
+# Files of tasks other than GLUE.
 FILES = {"squad": ("train.json", "dev.json"), "ner": ("wnut17train.conll", "emerging.dev.conll")}
-# Arguments that change nothing about one seed's run.
+# Arguments that do not change the run of a seed.
 _FREE = ("seeds", "workdir")
 MODELS = {
     "sequence_logits": BertForSequenceClassification,
@@ -63,8 +63,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--train-rows", type=int)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--steps", type=int, help="stop after so many, and do not score")
+    parser.add_argument("--max-length", type=int, default=128)
+    parser.add_argument("--steps", type=int, help="stop after N steps, without scoring")
     parser.add_argument("--dropout", type=float, default=0.1)
     arguments = parser.parse_args()
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
@@ -86,12 +86,12 @@ def main() -> None:
 
 
 def runs_of(path: Path, recipe: dict) -> list[dict]:
-    """The runs that were finished with this recipe."""
+    """Returns the runs that were finished with this recipe."""
     if not path.is_file():
         return []
     stored = json.loads(path.read_text())
     if stored["recipe"] != recipe:
-        raise SystemExit(f"{path} is of another recipe, {stored['recipe']}; choose another WORKDIR")
+        raise SystemExit(f"{path} has another recipe, {stored['recipe']}; choose another WORKDIR")
     return stored["runs"]
 
 
@@ -103,7 +103,7 @@ def sources_of(arguments) -> Sources:
 
 
 def run_seed(arguments, source, data, seed: int, mesh) -> dict:
-    """Both sides, step by step: losses, seconds a step, scores."""
+    """Trains both sides step by step; returns losses, seconds per step, scores."""
     rate_of_dropout = arguments.dropout
     overrides = ["optimizer.bias_correction=true"] + [
         f"model.{name}={rate_of_dropout}"
@@ -124,7 +124,7 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     optimizer = torch_optimizer(theirs, rule)
     torch.manual_seed(seed)
     objective, losses = TaskObjective(config.head), {"ours": [], "torch": []}
-    # One for each shape of a batch.
+    # One step for each shape of a batch.
     steps: dict[tuple, Any] = {}
     seconds: dict[str, list[float]] = {"ours": [], "torch": []}
     features = data.train.encoded.features
@@ -148,7 +148,7 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
         for group in optimizer.param_groups:
             rate = learning_rate(jax.numpy.int32(step), config=rule, total_steps=config.total_steps)
             group["lr"] = float(rate)
-        # As its data collator does: as long as the longest row of the batch.
+        # Like its data collator: as long as the longest row of the batch.
         length = int(features.lengths[chosen].max())
         loss = torch_loss(theirs, features, chosen, length)
         optimizer.zero_grad()
@@ -213,10 +213,10 @@ def torch_inputs(features, rows, length: int) -> dict[str, torch.Tensor]:
 
 
 def torch_loss(model, features: Features, rows, length: int) -> torch.Tensor:
-    """Returns the loss of transformers' own models for such labels; of spans without the padding.
+    """Returns the loss of transformers' models for these labels; for spans, without the padding.
 
-    Theirs counts padding among the places of an answer, so that a row's loss depends on the longest
-    one of its batch. Ours does not.
+    transformers counts padding as possible positions of an answer, so that the loss of a row
+    depends on the longest row of its batch. bert-jax does not.
     """
     inputs = torch_inputs(features, rows, length)
     labels = torch.from_numpy(features.labels[rows])
@@ -239,7 +239,7 @@ def torch_loss(model, features: Features, rows, length: int) -> torch.Tensor:
 
 @torch.no_grad()
 def torch_outputs(model, features: Features) -> np.ndarray:
-    """As `Forward` gives them: of tokens those beyond a batch's longest row are 0."""
+    """Returns outputs like `Forward`: for tokens, 0 beyond the longest row of a batch."""
     model.eval()
     found = None
     for start in range(0, len(features), 64):
@@ -264,17 +264,17 @@ def report(runs: list[dict]) -> None:
         # The first steps compile.
         medians[side] = statistics.median(s for all_ in seconds for s in all_[5:] or all_)
     print(
-        f"seconds a step: ours {medians['ours']:.3f}, torch {medians['torch']:.3f}, "
+        f"seconds per step: ours {medians['ours']:.3f}, torch {medians['torch']:.3f}, "
         f"ratio {medians['torch'] / medians['ours']:.2f}"
     )
     shown = (f"{side} {count:.0f}" for side, count in runs[-1]["tokens_of_a_batch"].items())
-    print(f"tokens of a batch: {', '.join(shown)}")
+    print(f"tokens per batch: {', '.join(shown)}")
     apart = max(
         abs(a - b)
         for run in runs
         for a, b in list(zip(run["losses"]["ours"], run["losses"]["torch"], strict=True))[:50]
     )
-    print(f"losses of the first 50 steps: at most {apart:.1e} apart")
+    print(f"losses of the first 50 steps: largest difference {apart:.1e}")
     if "scores" not in runs[0]:
         return
     for metric in runs[0]["scores"]["ours"]:

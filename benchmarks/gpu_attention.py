@@ -1,12 +1,12 @@
-"""Attention of one layer on a GPU, forward and backward, beside the plain one: numbers and time.
+"""Compares attention backends on a GPU, one layer forward and backward: errors and time.
 
     python benchmarks/gpu_attention.py [--tokens 16384] [--dropout 0.1] [--blocks] [NAME ...]
 
-Heads of 64 in bfloat16. Rows are packed with sequences of random lengths, some padding at
-the end of every row. The error is the largest difference from `plain` in float32, of the outputs
-and gradients at real tokens over the largest of each; `plain` in bfloat16 has one, too. A program
-runs the layer so many times in turn, each on the output of the one before, and the fastest of five
-runs counts. `--blocks` times the kernels of `triton` alone, with other blocks than theirs.
+Heads of size 64 in bfloat16. Rows are packed with sequences of random lengths, with some padding at
+the end of every row. The error is the largest difference from `plain` in float32 over real tokens,
+relative to the largest value, for outputs and gradients; `plain` in bfloat16 also has an error. A
+program chains several calls of the layer, and the fastest of five runs counts. `--blocks` only
+measures the kernels of `triton`, with other block sizes.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from bert_jax.registry import ATTENTION
 
 _SIZE, _WINDOW = 64, 128
 _LAYERS, _RUNS = 8, 5
-# Queries, keys, warps and stages of each kernel, one of which is changed at a time.
+# Queries, keys, warps and stages of each kernel; one of them is changed at a time.
 _BLOCKS = {
     "_FORWARD": [(64, 32, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3)],
     "_BACKWARD_KEYS": [(32, 64, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2), (32, 64, 4, 1)],
@@ -85,7 +85,7 @@ def seconds(name: str, mask: Mask, arrays, rate: float) -> float:
 
 
 def fastest(call: Callable[[], Any], *, times: int) -> float:
-    """Returns the time of a call, by the fastest of some runs of several."""
+    """Returns the time of a call: the fastest of several runs with `times` calls each."""
     jax.block_until_ready(call())
     found = []
     for _ in range(_RUNS):
@@ -96,8 +96,8 @@ def fastest(call: Callable[[], Any], *, times: int) -> float:
 
 
 def try_blocks(mask: Mask, arrays, rate: float) -> None:
-    """Prints the time of the forward pass by each choice of its blocks, and of the backward pass
-    by those of its two kernels."""
+    """Prints the time of the forward pass for each choice of its blocks, and of the backward pass
+    for each choice of its two kernels' blocks."""
     by_token = [jnp.transpose(x, (0, 3, 1, 2)) for x in arrays]
     length = by_token[0].shape[1]
     key = DropoutKey.create(seed=0, step=jnp.uint32(0), rows_B=jnp.arange(len(by_token[0])))
@@ -115,7 +115,7 @@ def try_blocks(mask: Mask, arrays, rate: float) -> None:
         given = by_token[:3] if is_forward else (kept, by_token[3])
         for blocks in choices:
             setattr(triton, kernel, KernelBlocks(*blocks))
-            # Another function for each choice: jax would take the program of the one before.
+            # A new function for each choice, because jax would reuse the previous program.
             program = jax.jit(partial(forward if is_forward else backward)).lower(*given).compile()
             ms = 1000 * fastest(lambda: program(*given), times=20)  # noqa: B023
             print(f"| {length:,} | `{kernel}` | {blocks} | {ms:.3f} |", flush=True)
@@ -127,13 +127,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=["cudnn", "fused", "chunked", "plain", "local"])
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--heads", type=int, default=12)
-    parser.add_argument("--mean", type=float, default=250, help="tokens of a sequence")
+    parser.add_argument("--mean", type=float, default=250, help="mean tokens per sequence")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--blocks", action="store_true")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 1024, 8192])
     options = parser.parse_args()
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}, {options.tokens} tokens")
-    print("| length | window | entry | ms | output apart | gradients apart |")
+    print("| length | window | backend | ms | output error | gradient error |")
     print("|---|---|---|---|---|---|", flush=True)
     for length in options.lengths:
         rows = max(options.tokens // length, 1)
@@ -166,7 +166,7 @@ def main() -> None:
                         for f, w in zip(found, wanted, strict=True)
                     ]
                     ms = f"{1000 * seconds(name, mask, rounded, options.dropout):.3f}"
-                except Exception as error:  # a kernel that does not serve this is a row, too
+                except Exception as error:  # unsupported kernels are also listed
                     ms, apart = f"{type(error).__name__}: {str(error)[:300]}", [float("nan")] * 4
                 row = (f"{length:,} x {rows}", window or "all", f"`{name}`", ms, f"{apart[0]:.1e}")
                 print(f"| {' | '.join(map(str, row))} | {max(apart[1:]):.1e} |", flush=True)

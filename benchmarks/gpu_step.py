@@ -1,12 +1,12 @@
-"""One training step on a GPU: ours, and transformers on torch, side by side, in bfloat16.
+"""Compares a training step on a GPU with transformers in torch, in bfloat16.
 
     python benchmarks/gpu_step.py [SHAPE ...] [--attention auto] [--peers ours torch torch_eager]
 
-Both sides train the same model on as many tokens, in rows without padding, with weights and moments
-in float32. Ours has packed rows, of a document of 250 tokens in the mean, or of one sentence pair
-each for BERT. Theirs has one document a row, SDPA attention without a mask, autocast to bfloat16,
-`torch.compile` where that can be, and the fused `torch.optim.AdamW`. Each side is a process of its
-own; they compile at the same time, and are timed in turns, alone.
+Both sides train the same model on the same number of tokens, in rows without padding, with weights
+and moments in float32. Ours has packed rows with a mean document length of 250 tokens, or one
+sentence pair per row for BERT. torch has one document per row, SDPA attention without a mask,
+autocast to bfloat16, `torch.compile` if possible, and the fused `torch.optim.AdamW`. Each side is
+a separate process; they compile at the same time, and are measured in turn.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from train_step import LeftOut, Peer
 
 # A config, the length of its rows and their number.
 SHAPES = {
-    "modern_base-1024": ("modern_base", 1024, 16),
-    "modern_base-8192": ("modern_base", 8192, 2),
+    "modernbert_base_50b-1024": ("modernbert_base_50b", 1024, 16),
+    "modernbert_base_50b-8192": ("modernbert_base_50b", 8192, 2),
     "bert_base-128": ("bert_base", 128, 256),
     "bert_base-512": ("bert_base", 512, 64),
     "bert_large-128": ("bert_large", 128, 128),
@@ -55,7 +55,7 @@ def config_of(shape: str, attention: str):
 
 
 def batch_of(config) -> dict[str, np.ndarray]:
-    """Returns a full batch of random words."""
+    """Returns a full batch of random tokens."""
 
     (phase,), draw = config.phases, np.random.default_rng(0)
     rows, length, most = phase.global_batch_size, phase.sequence_length, phase.max_predictions
@@ -172,15 +172,15 @@ def _torch(shape: str, *, is_compiled: bool):
             if not shape.startswith("modern"):
                 torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
-        assert np.isfinite(loss.item())  # and it waits
+        assert np.isfinite(loss.item())  # also waits for the result
 
     return run
 
 
 def worker(peer: str, shape: str, attention: str) -> None:
-    """Runs steps when told to on stdin, and answers with seconds a step on stdout."""
+    """Runs the number of steps that stdin requests, and prints the seconds per step to stdout."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # keeps the output of libraries out of the answers
     run = globals()[peer](shape, attention)
     run(WARM)
     for line in sys.stdin:
@@ -191,7 +191,7 @@ def worker(peer: str, shape: str, attention: str) -> None:
 
 
 def compare(shapes: list[str], attention: str, names: list[str]) -> None:
-    """Compares both sides of shapes whose processes are there at the same time."""
+    """Compares both sides for shapes with processes that exist at the same time."""
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     peers = {
         (shape, peer): Peer(peer, f"{shape} {attention}", script=__file__, environment=environment)
@@ -199,11 +199,11 @@ def compare(shapes: list[str], attention: str, names: list[str]) -> None:
         for peer in names
     }
     seconds: dict[tuple, list[float]] = {}
-    for each, process in list(peers.items()):  # all have compiled before the first is timed
+    for each, process in list(peers.items()):  # all compile before the first measurement
         try:
             process.turn(1)
         except LeftOut as why:
-            print(f"{each}: left out: {why}", file=sys.stderr, flush=True)
+            print(f"{each}: skipped: {why}", file=sys.stderr, flush=True)
             peers.pop(each).end()
     print(f"{shapes}: all have compiled", file=sys.stderr, flush=True)
     for _ in range(ROUNDS):
@@ -237,10 +237,10 @@ def main() -> None:
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument(
-        "--at-once", type=int, default=1, help="shapes whose processes live at once"
+        "--at-once", type=int, default=1, help="number of shapes with processes at the same time"
     )
     options = parser.parse_args()
-    print("| shape | side | ms a step | rows/s | tokens/s | of the peak | times ours | attention |")
+    print("| shape | side | ms/step | rows/s | tokens/s | of the peak | times ours | attention |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for first in range(0, len(options.shapes), options.at_once):
         compare(options.shapes[first : first + options.at_once], options.attention, options.peers)

@@ -1,12 +1,12 @@
-"""Time and memory of one mixer over length and width: table 1 of Vaswani et al. 2017, measured.
+"""Measures time and memory of mixers over length and width: table 1 of Vaswani et al. 2017.
 
     python benchmarks/layer_cost.py --workdir runs/layer_cost
     python benchmarks/layer_cost.py --workdir runs/local --kinds restricted --window 128 \
         --lengths 512 1024 2048 4096 8192 --widths 256
 
 Self-attention costs O(n^2 d), restricted attention O(r n d), a convolution O(k n d^2) and a
-recurrence O(n d^2). Each is measured as a model has it, with its maps, forward and backward. A
-second call with the same workdir measures nothing anew.
+recurrence O(n d^2). Each is measured as in a model, with its linear layers, forward and backward. A
+second call with the same workdir reuses all measurements.
 
 Dims: L length, D width.
 """
@@ -43,7 +43,7 @@ config_loader.execute(Path(__file__).parents[1] / "studies" / "extend" / "layer_
 
 LENGTHS, WIDTHS, ROUNDS = (128, 256, 512, 1024, 2048, 4096), (64, 128, 256, 512), 7
 HEAD_SIZE, WINDOW = 64, 32
-# What is changed of a model, and what table 1 says of a layer.
+# The change of the model for each kind, and the complexity in table 1.
 KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "attention": ({}, "n² d"),
     "restricted": ({"attention_window": WINDOW}, "r n d"),
@@ -51,7 +51,7 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
     "gru": ({"mixer": Mixing.of_kind("gru")()}, "n d²"),
 }
 _LEVEL = 0.95
-# A call that is shorter than this is made several times for one measurement.
+# A shorter call is repeated within one measurement.
 _SHORTEST = 0.01
 
 Point = dict[str, Any]
@@ -100,7 +100,7 @@ def mixing(model: ModelConfig, *, length: int) -> tuple[Callable[..., jax.Array]
 
 
 def loop_length(jaxpr: Any) -> int:
-    """Returns the rounds of the longest loop in a program: steps that must wait for each other."""
+    """Returns the iterations of the longest loop in a program: its sequential steps."""
     longest = 1
     for equation in jaxpr.eqns:
         if equation.primitive.name == "scan":
@@ -113,12 +113,12 @@ def loop_length(jaxpr: Any) -> int:
 
 
 def ways(kind: str, *, length: int, width: int, window: int = WINDOW) -> tuple[int, int]:
-    """Returns the sequential steps of one layer, and how far a token sees in it: its farthest
-    column that has a gradient.
+    """Returns the sequential steps of one layer, and its reach: the distance of the farthest column
+    with a gradient.
     """
     mix, params = mixing(model_of(kind, length=length, width=width, window=window), length=length)
     x_BLD = jnp.asarray(np.random.default_rng(0).standard_normal((1, length, width)), jnp.float32)
-    # In a short row: a gate forgets what is far, until its gradient is rounded to zero.
+    # In a short row, because gates attenuate distant gradients until they are rounded to zero.
     seen = jax.grad(lambda x: jnp.sum(mix(params, x)[0, 0]))(x_BLD)
     far = int(np.flatnonzero(np.abs(seen[0]).max(axis=-1)).max())
     return loop_length(jax.make_jaxpr(mix)(params, x_BLD).jaxpr), far
@@ -127,8 +127,8 @@ def ways(kind: str, *, length: int, width: int, window: int = WINDOW) -> tuple[i
 def measure(
     kind: str, width: int, lengths: Sequence[int], rounds: int, window: int = WINDOW
 ) -> list[Point]:
-    """Returns a point for each length. A round goes through all lengths, so that what else the
-    machine does falls on all of them; within a point, rounds are separate measurements.
+    """Returns a point for each length. A round measures all lengths, so that other load on the
+    machine affects all of them; within a point, rounds are separate measurements.
     """
     programs, points = [], []
     for length in lengths:
@@ -164,8 +164,8 @@ def measure(
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Returns the slope of a line in logarithms, and the half width of its 95 % interval by
-    Student's t, of the distances of the points from the line.
+    """Returns the slope of a line in logarithms, and half the width of its 95 % interval by
+    Student's t, from the residuals of the points.
     """
     found: Any = stats.linregress(np.log(x), np.log(y))
     reach = stats.t.ppf((1 + _LEVEL) / 2, len(x) - 2) * found.stderr
@@ -174,7 +174,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
 
 def exponents(points: Sequence[Point], x: str, at: dict[str, int]) -> dict[str, Any]:
     """Returns the exponents of time, memory and FLOPs over `x`, through all points at a fixed other
-    size; and the lowest and highest that a single round has of time.
+    size; and the lowest and highest time exponent of a single round.
     """
     line = sorted(
         (p for p in points if all(p[name] == value for name, value in at.items())),
@@ -227,18 +227,18 @@ def tables(points: Sequence[Point], asked: dict[str, Any]) -> list[str]:
     }
     return [
         markdown_table(
-            ["mixer", "table 1", "sequential steps", "tokens seen to a side in a layer",
+            ["mixer", "table 1", "sequential steps", "tokens to each side in a layer",
              f"layers from end to end of {longest:,}"], steps),
         markdown_table(
             ["mixer", "length", *(f"width {width}: ms, MB" for width in widths)],
             [[kind, f"{length:,}", *cells] for (kind, length), cells in times.items()]),
         markdown_table(
-            ["mixer", "exponent of", "at", "time, 95 % interval", "time, each round alone",
+            ["mixer", "exponent of", "at", "time, 95 % interval", "time, single rounds",
              "memory, 95 % interval", "FLOPs"], lines),
         f"Exponents are slopes in logarithms through all {len(lengths)} lengths, or all "
-        f"{len(widths)} widths. Intervals are Student's t of the distances from the line: they say "
-        "how well one power describes this range, bends included. FLOPs are those of the layer's "
-        "matrix products, with its maps, over the same range.",
+        f"{len(widths)} widths. Intervals are Student's t of the residuals: they show "
+        "how well one power law fits this range. FLOPs are those of the layer's "
+        "matmuls, including its linear layers, over the same range.",
     ]  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
-    parser.add_argument("--window", type=int, default=WINDOW, help="of restricted attention")
+    parser.add_argument("--window", type=int, default=WINDOW, help="size of restricted attention")
     asked = vars(parser.parse_args())
     workdir: Path = asked.pop("workdir")
     workdir.mkdir(parents=True, exist_ok=True)

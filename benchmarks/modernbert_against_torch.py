@@ -1,4 +1,4 @@
-"""A ModernBERT on this machine, here and in transformers on torch: speed, and the same curve.
+"""Compares a ModernBERT with transformers in torch on this machine: speed, and training curve.
 
     pip install torch==2.13.0 transformers==4.57.6
     python benchmarks/modernbert_against_torch.py CORPUS [--lengths 512 1024] [--updates 200]
@@ -7,13 +7,13 @@ CORPUS is a directory of `bert-jax prepare`. The model is 6 x 256 in float32 wit
 layers: every third one global, the others with a window of 128. Both sides begin with the same
 weights.
 
-Speed: training steps in turns, one of each side. Ours trains packed rows. torch trains the same
-number of rows, each with what one sequence of the same plan has, padded to the longest of its
-batch, as transformers' collators do; SDPA attention, `torch.optim.AdamW`, and the vocabulary's
-head on masked words only (`sparse_prediction`). Real tokens a second are compared, by the medians.
+Speed: alternating training steps of the two sides. Ours trains packed rows. torch trains the same
+number of rows with one sequence of the same plan each, padded to the longest of its batch as in
+transformers' collators; with SDPA attention, `torch.optim.AdamW`, and the vocabulary head only on
+masked tokens (`sparse_prediction`). Real tokens per second are compared, by their medians.
 
-Curve: both train the padded rows for so many updates of AdamW, and the held-out loss of masked
-words is computed ten times by each.
+Curve: both sides train the padded rows for `--updates` updates of AdamW, and each computes the
+held-out loss of masked tokens ten times.
 """
 
 import argparse
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bert_jax.runtime.host_allocator import keep_freed_memory
 
-keep_freed_memory()  # as `bert-jax pretrain` does, before jax is there; torch has it too
+keep_freed_memory()  # as in `bert-jax pretrain`, before importing jax; also applies to torch
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
@@ -56,7 +56,7 @@ from bert_jax.update.schedules import learning_rate  # noqa: E402
 from bert_jax.update.state import TrainState  # noqa: E402
 from bert_jax.update.step import compile_lowered, lower_train_step  # noqa: E402
 
-_TOKENS = 4096  # of the rows of a step, at each length
+_TOKENS = 4096  # per step, at each length
 _TURNS, _WARM = 25, 5
 _EVALUATIONS = 10
 _HEAD = HeadConfig(parts=("mlm",))
@@ -79,7 +79,7 @@ def config_of(corpus: Corpus, length: int, *, packed: bool, updates: int) -> Tra
             model=model,
             head=_HEAD,
             compute=ComputeConfig(dtype="float32"),
-            data=DataConfig(rows="documents", packing="best_fit" if packed else "none"),
+            data=DataConfig(sequence_format="documents", packing="best_fit" if packed else "none"),
             optimizer=OptimizerConfig(
                 learning_rate=1e-3, warmup_steps=20, bias_correction=True, clip_norm=1.0
             ),
@@ -119,7 +119,7 @@ class Ours:
         return float(metrics["loss"])
 
     def held_out(self, batches) -> float:
-        """The loss of masked words over `batches`."""
+        """Returns the loss of masked tokens over `batches`."""
         sums = [self._sums(self.state.params, self._placed(batch)) for batch in batches]
         return sum(float(s["mlm_loss"]) for s in sums) / sum(float(s["mlm_count"]) for s in sums)
 
@@ -150,7 +150,7 @@ class Theirs:
         )
 
     def loss(self, batch) -> tuple[torch.Tensor, int]:
-        """The loss, averaged over the masked words, and how many they are."""
+        """Returns the mean loss of masked tokens, and their number."""
         longest = int((batch["sequence_ids"] > 0).sum(1).max())
         ids = np.array(batch["input_ids"])
         labels = np.full(ids.shape, -100)

@@ -1,12 +1,12 @@
-"""Sequences in shared rows: how full the rows are, and what that is worth in pairs a second.
+"""Measures packed rows: how full they are, and the gain in pairs per second.
 
     python benchmarks/packing.py CORPUS [CORPUS ...] [--rows sentence_pairs] [--lengths 128 512]
         [--turns 40]
 
 Each CORPUS is a directory of `bert-jax prepare`. First, for each length and kind of rows, the rows
-of one epoch: how many, how full, and the seconds of the plan and of the packing. Then, with
-`--turns`, training steps in float32 of the shape of `bert_small_cpu` (4 x 256) on the first corpus,
-packed and not, in turns of one step: pairs a second, by the medians, and their ratio.
+of one epoch: their number, how full they are, and the seconds of planning and packing. Then, with
+`--turns`, training steps in float32 with the shape of `bert_small_cpu` (4 x 256) on the first
+corpus, alternately packed and not packed: pairs per second, by the medians, and their ratio.
 """
 
 import argparse
@@ -26,17 +26,19 @@ from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.model import sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
-from bert_jax.registry import ROWS
+from bert_jax.registry import SEQUENCE_FORMATS
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, lower_train_step
 
-# Rows of a step, by length: as many tokens.
+# Tokens per step, for all lengths.
 TOKENS = 2048
 
 
 def show_fill(name: str, corpus: Corpus, rows_of: str, length: int) -> None:
     began = time.perf_counter()
-    plan = ROWS[rows_of].plan(corpus.train, options=DataConfig(), sequence_length=length, key=0)
+    plan = SEQUENCE_FORMATS[rows_of].plan(
+        corpus.train, options=DataConfig(), sequence_length=length, key=0
+    )
     planned = time.perf_counter()
     most = PhaseConfig(sequence_length=length).resolved(0.15, packing="best_fit").max_sequences
     lengths = plan.lengths
@@ -51,7 +53,7 @@ def show_fill(name: str, corpus: Corpus, rows_of: str, length: int) -> None:
 
 
 class Side:
-    """Training steps, one at a time, of one kind of rows."""
+    """Training steps on one kind of rows, one at a time."""
 
     def __init__(self, corpus: Corpus, length: int, kind: str, mesh: jax.sharding.Mesh):
         small = load_config("bert_small_cpu")
@@ -119,13 +121,15 @@ def show_speed(corpus: Corpus, length: int, turns: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("corpus", nargs="+")
-    parser.add_argument("--rows", nargs="+", choices=ROWS.names(), default=[DataConfig.rows])
+    parser.add_argument(
+        "--rows", nargs="+", choices=SEQUENCE_FORMATS.names(), default=[DataConfig.sequence_format]
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--turns", type=int, default=0)
     arguments = parser.parse_args()
     corpora = {name.rstrip("/").rpartition("/")[2]: open_corpus(name) for name in arguments.corpus}
 
-    print("| corpus | rows | length | sequences | packed rows | a row | full, unpacked "
+    print("| corpus | rows | length | sequences | packed rows | per row | full, unpacked "
           "| full, packed | plan, s | packing, s |")  # fmt: skip
     print("|" + "---|" * 10)
     for name, corpus in corpora.items():

@@ -1,16 +1,16 @@
-"""Tokens per second: our input pipeline against Hugging Face's masked-LM collator.
+"""Tokens per second: our input pipeline compared with Hugging Face's masked-LM collator.
 
     python benchmarks/pipeline_throughput.py [--corpus DIR] [--steps 200] [--rounds 5]
 
-Ours makes a whole batch out of the token store: draws the epoch's order, finds sentence pairs with
-next-sentence labels, gathers their tokens from the memory-mapped shards, and masks. Theirs,
-`transformers.DataCollatorForLanguageModeling` in its NumPy mode, gets rows of 128 ids that are cut
-and tokenised already, in memory, and masks them. Both run interleaved, 256 rows of 128 a batch, and
-the medians of the rounds are printed. Of our rows only tokens count, no padding; theirs have none.
-In the same turns ours makes packed rows of documents with 30 % of their words masked, of 1,024 and
-of 8,192, as many tokens a batch.
+Ours makes whole batches from the token store: draws the order of the epoch, finds sentence pairs
+with next-sentence labels, gathers their tokens from the memory-mapped shards, and masks them.
+`transformers.DataCollatorForLanguageModeling` in its NumPy mode gets tokenized rows of 128 ids in
+memory, and masks them. Both run interleaved, with batches of 256 rows of 128 tokens; the script
+prints the medians of the rounds. Padding does not count as tokens; the collator's rows have none.
+In the same rounds, ours makes packed rows of documents with 30 % of their tokens masked, of 1,024
+and 8,192 tokens, with the same number of tokens per batch.
 
-Without `--corpus` ours reads a synthetic one: 20 million tokens in 8 shards on disk.
+Without `--corpus`, ours reads a synthetic corpus: 20 million tokens in 8 shards on disk.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def synthetic_split(directory: Path, *, tokens: int = 20_000_000, shards: int = 
 
 
 def rate(run: Callable[[], int]) -> float:
-    """Million tokens per second of one run, which returns its tokens."""
+    """Returns million tokens per second of one run, which returns its number of tokens."""
     start = time.perf_counter()
     tokens = run()
     return tokens / (time.perf_counter() - start) / 1e6
@@ -80,7 +80,7 @@ def rate(run: Callable[[], int]) -> float:
 
 
 def collate(form: str, steps: int) -> float:
-    """Million tokens per second of the collator on rows in one of the forms that it takes."""
+    """Returns million tokens per second of the collator on rows of one supported format."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
@@ -109,7 +109,7 @@ def collate(form: str, steps: int) -> float:
     ]
 
     def run() -> int:
-        # The collator pops columns from what the tokenizer's `pad` returns, never from the rows.
+        # The collator pops columns from the result of the tokenizer's `pad`, never from the rows.
         return sum(collator(rows)["input_ids"].size for _ in range(steps))
 
     run_once = collator(rows)
@@ -120,7 +120,7 @@ def collate(form: str, steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpus", type=Path, help="a corpus directory made by `prepare`")
-    parser.add_argument("--steps", type=int, default=400, help="our batches in one timing")
+    parser.add_argument("--steps", type=int, default=400, help="our batches per measurement")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
 
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 class Side:
-    """Batches of one kind of rows, each asked for once."""
+    """Batches of one kind of rows, each requested once."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Side:
         length: int,
         predictions: int,
     ):
-        # As many tokens in each side's batches.
+        # Each side has the same number of tokens per batch.
         self.rows = range(ROWS * LENGTH // length)
         phase = PhaseConfig(
             sequence_length=length,
@@ -197,11 +197,11 @@ def compare(split: Split, vocabulary: Vocabulary, *, steps: int, rounds: int) ->
     plan = SENTENCE_PAIRS.plan(split, options=options, sequence_length=LENGTH, key=1)
     seconds = time.perf_counter() - start
     print(f"corpus: {split.sentence_starts[-1]:,} tokens in {len(split.shards)} shard(s)")
-    print(f"an epoch's plan: {len(plan):,} pairs in {seconds:.2f} s")
+    print(f"plan of an epoch: {len(plan):,} pairs in {seconds:.2f} s")
     fill = plan.lengths.mean() / LENGTH
     print(f"our rows are {100 * fill:.1f} % tokens, the rest is padding and not counted\n")
     pairs = Side(split, vocabulary, MLM_NSP, options, length=LENGTH, predictions=20)
-    packed = DataConfig(rows="documents", packing="best_fit", masked_lm_prob=0.3)
+    packed = DataConfig(sequence_format="documents", packing="best_fit", masked_lm_prob=0.3)
     long = {
         length: Side(split, vocabulary, MLM, packed, length=length, predictions=-1)
         for length in LONG
@@ -227,9 +227,9 @@ def compare(split: Split, vocabulary: Vocabulary, *, steps: int, rounds: int) ->
                 one = pool.submit(collate, form, their_steps).result()
                 found[f"collator, rows as {form}, one process"] = one
             both = [pool.submit(collate, "lists", their_steps) for _ in range(2)]
-            # Two workers, and what they make is not even sent to the process that would train.
+            # Two workers, without sending the batches to a training process.
             found["collator, rows as lists, two processes"] = sum(f.result() for f in both)
-            if turn:  # the first warms up
+            if turn:  # the first round warms up
                 for name, value in found.items():
                     rates.setdefault(name, []).append(value)
 

@@ -1,11 +1,11 @@
-"""`prepare` against one `encode_batch` call of `tokenizers` on the same sentences.
+"""Compares `prepare` with one `encode_batch` call of `tokenizers` on the same sentences.
 
     python benchmarks/prepare_throughput.py [--source FILE] [--tokenizer FILE] [--workers N]
 
-Ours reads and unpacks the text, drops duplicates, splits sentences, encodes and writes; theirs has
-all sentences in memory and encodes. Both use the same cores, one after the other, in fresh
-processes. Prints both in tokens per second, the ratio, and the peak memory of our process tree.
-Text and vocabulary are by default those of $BERT_JAX_SHARED (else ../shared).
+Ours reads and decompresses the text, drops duplicates, splits sentences, encodes and writes;
+`tokenizers` has all sentences in memory and encodes. Both use the same cores, one after the other,
+in new processes. Prints both in tokens per second, the ratio, and the peak memory of our process
+tree. Text and vocabulary are by default those in $BERT_JAX_SHARED (else ../shared).
 """
 
 import argparse
@@ -21,8 +21,8 @@ import psutil
 
 
 def ours(source: str, tokenizer: str, workers: int) -> tuple[int, float, float, float]:
-    """(tokens, seconds, processor seconds, those of this process) of `prepare`, from the sources to
-    a corpus that was opened and checked.
+    """Returns (tokens, seconds, processor seconds, those of the first process) of `prepare`, from
+    the sources to a corpus that was opened and checked.
     """
     from bert_jax.data.corpus.prepare import prepare
 
@@ -36,7 +36,7 @@ def ours(source: str, tokenizer: str, workers: int) -> tuple[int, float, float, 
 
 
 def theirs(source: str, tokenizer: str, call: str) -> tuple[int, float]:
-    """(tokens, seconds) of one call of `tokenizers` on every sentence of the sources."""
+    """Returns (tokens, seconds) of one call of `tokenizers` on every sentence of the sources."""
     from bert_jax.data.language.sentences import split_sentences
     from bert_jax.data.matching.identity import identify
     from bert_jax.data.sources.read import read_documents
@@ -60,7 +60,7 @@ def theirs(source: str, tokenizer: str, call: str) -> tuple[int, float]:
 
 
 class PeakMemory:
-    """Resident memory of this process's children and theirs, sampled twenty times a second."""
+    """Resident memory of all descendants of this process, sampled twenty times per second."""
 
     def __init__(self) -> None:
         self.sum = self.largest = 0
@@ -95,14 +95,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     if not Path(arguments.source).exists():
-        sys.exit(f"{arguments.source} is not there: name another --source, or set BERT_JAX_SHARED")
+        sys.exit(f"{arguments.source} does not exist: set --source, or BERT_JAX_SHARED")
 
     def in_fresh_process(function, *extra) -> tuple[int, float]:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             return pool.apply(function, (arguments.source, arguments.tokenizer, *extra))
 
     with PeakMemory() as memory:
-        # Not a daemon, as the processes of a Pool are: it starts processes of its own.
+        # Unlike processes of a Pool, it is not a daemon, because it starts processes.
         context = multiprocessing.get_context("spawn")
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(
@@ -123,7 +123,7 @@ def main() -> None:
         assert their_tokens == tokens, (their_tokens, tokens)
         their_rate = their_tokens / their_seconds
         print(f"tokenizers {call}: {their_tokens:,} tokens in {their_seconds:.1f} s,")
-        print(f"  {their_rate:,.0f} tokens/s; prepare is {our_rate / their_rate:.2f} times that")
+        print(f"  {their_rate:,.0f} tokens/s; prepare is {our_rate / their_rate:.2f} times as fast")
 
 
 def _send(sender, source: str, tokenizer: str, workers: int) -> None:

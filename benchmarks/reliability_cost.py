@@ -3,13 +3,13 @@
     python benchmarks/reliability_cost.py [calls|choice|save|restart] ...
 
 `calls`    the calls of a training step to watchdog, preemption, step timer and metrics log with
-           TensorBoard, timed alone; as a share of a step of 100 ms
-`choice`   the train step against the same step that cannot skip a non-finite update; both compiled
+           TensorBoard, without training; as a share of a step of 100 ms
+`choice`   the train step compared with a step that cannot skip a non-finite update; both compiled
            twice, interleaved; the median of their differences
-`save`     BERT-Base with its moments, saved to a disk during training: how long `save` blocks the
+`save`     BERT-Base with its moments, saved to disk during training: how long `save` blocks the
            loop, and how long until the step is complete with manifest and checksums
-`restart`  a tiny run is killed with SIGKILL and started again with a warm compilation cache: from
-           the kill to the first new row, imports included
+`restart`  a tiny run is killed with SIGKILL and restarted with a warm compilation cache: from the
+           kill to the first new row, including imports
 """
 
 import json
@@ -110,8 +110,8 @@ def _trainer(rows: int, *, hidden: int, layers: int, choice: bool = True):
 def choice() -> None:
     import jax
 
-    host_allocator.keep_freed_memory()  # as `pretrain` does
-    # Each side is compiled twice: the difference of two equal programs is noise.
+    host_allocator.keep_freed_memory()  # as in `pretrain`
+    # Each side is compiled twice: differences between equal programs are noise.
     names = ("with", "without", "with, again", "without, again")
     sides = {
         name: list(_trainer(4, hidden=256, layers=4, choice="without" not in name))
@@ -228,7 +228,7 @@ def main() -> None:
     if len(chosen) == 1:
         parts[chosen[0]]()
         return
-    for name in chosen:  # each in a process of its own
+    for name in chosen:  # each in a separate process
         subprocess.run([sys.executable, __file__, name], check=True)
 
 

@@ -1,17 +1,17 @@
-"""One training step on this machine: ours, transformers on torch, keras-hub on JAX, side by side.
+"""Compares a training step on this machine with transformers in torch and keras-hub on JAX.
 
     pip install -e '.[bench]'
     python benchmarks/train_step.py [base|small] ...
 
-Each side is a process of its own that trains the same shape on rows of the same size, float32,
-dropout 0.1, AdamW. They take turns, a few steps at a time, so that a machine that slows down slows
-all of them; the medians over the rounds are compared. torch runs as a user would run it: SDPA
-attention, `torch.optim.AdamW`. keras-hub trains masked LM only; ours and torch train next-sentence
-prediction too. `products` is no peer but a floor: nothing but the matrix products of our step,
-which computes the logits and most of the last block where they are read, by torch's library. No
-float32 step is faster on the machine, hence torch's seconds over those of `products` are the most
-that anyone can be ahead of it. A peer that is not installed, or does not answer for ten minutes,
-is left out by name.
+Each side is a separate process that trains the same shape on rows of the same size, float32,
+dropout 0.1, AdamW. They alternate after a few steps, so that a slowdown of the machine affects all
+of them; the medians over the rounds are compared. torch uses SDPA attention and
+`torch.optim.AdamW`. keras-hub only trains masked LM; ours and torch also train next-sentence
+prediction. `products` is a lower bound: only the matmuls of our step, which computes the logits and
+most of the last block only at predicted positions, with torch's library. No float32 step on this
+machine can be faster, so torch's seconds divided by the seconds of `products` bound the possible
+speedup. A peer that is not installed, or does not answer for ten minutes, is skipped with a
+message.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ SHAPES = {
 }
 LENGTH, PREDICTIONS, VOCAB = 128, 20, 30522
 ROUNDS = 5
-PATIENCE = 600  # seconds for a peer's few steps; the first time for its imports and compilation
+PATIENCE = 600  # seconds for a few steps of a peer; includes imports and compilation at first
 PEERS = ("ours", "torch", "keras_hub", "products")
 
 
@@ -62,7 +62,7 @@ def random_batch(rows: int) -> dict:
 def ours(shape: dict):
     from bert_jax.runtime.host_allocator import keep_freed_memory
 
-    keep_freed_memory()  # as `bert-jax pretrain` does
+    keep_freed_memory()  # as in `bert-jax pretrain`
     import jax
 
     from bert_jax.config import ComputeConfig, ModelConfig, PhaseConfig, TrainConfig
@@ -184,7 +184,7 @@ def products(shape: dict):
     rows, width, inner = shape["rows"], shape["hidden_size"], shape["intermediate_size"]
     heads, layers = shape["num_attention_heads"], shape["num_hidden_layers"]
     tokens, masked, read = rows * LENGTH, rows * PREDICTIONS, PREDICTIONS + 1
-    # (times a step, batch dims, n, k, m) of n x k by k x m.
+    # (calls per step, batch dims, n, k, m) of n x k by k x m.
     forward = []
     for times, queries in ((layers - 1, LENGTH), (1, read)):
         forward += [
@@ -202,7 +202,7 @@ def products(shape: dict):
     work = []
     for times, batch, n, k, m in forward:
         x, w, y = torch.randn(*batch, n, k), torch.randn(*batch, k, m), torch.randn(*batch, n, m)
-        pairs = [(x, w), (y, w.mT), (x.mT, y)]  # forward, and the derivative of either side
+        pairs = [(x, w), (y, w.mT), (x.mT, y)]  # forward, and the derivatives of both operands
         work += [(times, a, b, a @ b) for a, b in pairs]
 
     def run(steps: int) -> None:
@@ -215,9 +215,9 @@ def products(shape: dict):
 
 
 def worker(peer: str, name: str) -> None:
-    """Runs steps when told to on stdin, and answers with seconds a step on stdout."""
+    """Runs the number of steps that stdin requests, and prints the seconds per step to stdout."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # keeps the output of libraries out of the answers
     run = globals()[peer](SHAPES[name])
     run(2)
     for line in sys.stdin:
@@ -228,7 +228,7 @@ def worker(peer: str, name: str) -> None:
 
 
 class Peer:
-    """A process that trains. It is left out, with the reason, once it ends or does not answer."""
+    """A process that trains. If it ends or does not answer, it is skipped, with the reason."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class Peer:
         return float(line)
 
     def said(self, beginning: str) -> str:
-        """Returns the last line that begins so of what it wrote to its errors; "{}" if none."""
+        """Returns the last line in its stderr with this beginning; "{}" if there is none."""
         self._errors.seek(0)
         found = [x for x in self._errors.read().splitlines() if x.startswith(beginning)]
         return found[-1] if found else "{}"
@@ -276,21 +276,21 @@ class Peer:
 
 
 class LeftOut(Exception):
-    """Why a peer is not compared."""
+    """The reason why a peer is not compared."""
 
 
 def compare(name: str) -> dict[str, float]:
     peers = [Peer(peer, name) for peer in PEERS]
     seconds: dict[str, list[float]] = {}
     print(f"{name}: {', '.join(PEERS)} import and compile", file=sys.stderr, flush=True)
-    for number in range(ROUNDS + 1):  # before the first each has compiled
+    for number in range(ROUNDS + 1):  # all have compiled before the first round
         if not peers:
             break
         for peer in list(peers):
             try:
                 found = peer.turn(SHAPES[name]["steps"])
             except LeftOut as why:
-                print(f"{name}: {peer.name} is left out: {why}", file=sys.stderr, flush=True)
+                print(f"{name}: {peer.name} is skipped: {why}", file=sys.stderr, flush=True)
                 peers.remove(peer)
                 peer.end()
                 seconds.pop(peer.name, None)

@@ -1,8 +1,7 @@
 """Pre-train BERT-family encoders with JAX, on one machine or on a TPU pod.
 
-The imports below list what `import bert_jax` offers; docs/python.md describes it. They are for type
-checkers and readers: each name is imported when it is first asked for, so that `import bert_jax` is
-instant.
+The imports below list the public API. They are for type checkers and readers: each name is imported
+on first use, so that `import bert_jax` is instant.
 """
 
 import ast
@@ -38,16 +37,16 @@ if TYPE_CHECKING:
         ATTENTION,
         FAMILIES,
         FORMATS,
-        MASKS,
+        MASKINGS,
         MIXERS,
         OBJECTIVES,
         OPTIMIZERS,
         PARTS,
         POSITIONS,
         PROBES,
-        ROWS,
         SCHEDULES,
         SCORES,
+        SEQUENCE_FORMATS,
         TASK_KINDS,
         TASKS,
     )

@@ -1,6 +1,6 @@
 """The command line: verbs that call functions.
 
-Functions import what they need, so that Ctrl-C is handled before heavy imports.
+Functions import their dependencies, so that Ctrl-C is handled before slow imports.
 """
 
 import errno
@@ -33,14 +33,15 @@ _LESS_TRAINING = (
 _LESS_MEMORY = {"pretrain": _LESS_TRAINING, "finetune": _LESS_TRAINING}
 _LESS_DATA = "use fewer rows at a time, or a machine with more memory"
 _NOTHING_KEPT = "nothing was saved; the same command starts from the beginning"
-# The code that a shell shows for a program that a closed pipe ends: 128 + SIGPIPE.
+# The exit code of shells for a program that a closed pipe ends: 128 + SIGPIPE.
 _PIPE_CLOSED = 141
 
 
 def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> int:
-    """Runs one verb and returns its exit code. Errors of the user are one line on stderr.
+    """Runs one verb and returns its exit code. Usage errors are one line on stderr.
 
-    `ending` handles the signals of the process: it gets the name of the command and what it leaves.
+    `ending` handles the signals of the process: it gets the name of the command and the state of
+    its output.
     """
     from bert_jax import config_loader
     from bert_jax.cli import options, usage
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
 
     def refuse(*lines: object) -> None:
         # The error may name options of other verbs.
-        names = usage.options_by_name(usage.command_parser())
+        names = usage.options_by_name(usage.command_parser(), arguments.verb)
         start = f"bert-jax {arguments.verb}: error: "
         for line in lines:
             say(start + output.in_options(str(line), names))
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
         for file in arguments.extend:
             config_loader.execute(file)
         code = verb.run(options.read(usage.options_of(arguments.verb), arguments)) or 0
-        sys.stdout.flush()  # at the exit, a reader that has left would cause a traceback
+        sys.stdout.flush()  # at the exit, a closed pipe would cause a traceback
         return code
     except BertJaxError as error:
         refuse(*error.args)
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
             return failure.exit_code
         refuse(f"{name}{reason_of(error)}")
         return exit_code_of(error)
-    except (MemoryError, RuntimeError) as error:  # jax raises the second
+    except (MemoryError, RuntimeError) as error:  # JAX raises the second
         if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         what = (str(error) or "the limit of this process").splitlines()[0]
@@ -104,7 +105,7 @@ def main(argv: Sequence[str] | None = None, *, ending: Ending | None = None) -> 
 
 
 def console() -> None:
-    """The `bert-jax` command. Does not wait at the exit for storage, data or other processes."""
+    """The `bert-jax` command. Its exit does not wait for storage, data or other processes."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a character
         sys.stdout.reconfigure(errors="backslashreplace")
     with Ending() as ending:
@@ -114,15 +115,15 @@ def console() -> None:
             output.flushed(sys.stdout)
             raise
         except BaseException:
-            # An import or a library may have replaced the interruption by another error.
+            # An import or a library may have replaced the interruption with another error.
             if ending.code is None and not _has_peers():
                 raise
             traceback.print_exc()
             code = 1
     if ending.code is not None:
         leave(ending.code)
-    # At an ordinary exit jax waits for connected processes, which may have failed, and then ends
-    # this process with another code.
+    # At a normal exit JAX waits for connected processes, which may have failed, and then ends this
+    # process with another code.
     is_busy = any(thread.name == ABANDONED for thread in threading.enumerate())
     if (
         is_busy

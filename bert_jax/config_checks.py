@@ -19,14 +19,14 @@ from bert_jax.config.conversion import unknown_names
 from bert_jax.config.fields import fields_of
 from bert_jax.config.model import GENERATOR_FIELDS
 from bert_jax.errors import UsageError
-from bert_jax.registry import ATTENTION, OBJECTIVES, PARTS, POSITIONS, ROWS
+from bert_jax.registry import ATTENTION, OBJECTIVES, PARTS, POSITIONS, SEQUENCE_FORMATS
 
-# Pairs of the path of an option, and what is wrong with its value.
+# The path of an option, and the problem of its value.
 Problems = Iterator[tuple[str, str]]
 _CLASSIFIERS = {"sequence_classifier", "token_classifier", "span_classifier"}
 _ROTARY = ("rotary", "rotary_interleaved")
-# Options that have an effect with some values of another option of their section only: Hugging
-# Face's flat names of a model, and two of rows. No values: with any value that is not 0 or false.
+# Options that only have an effect with some values of another option of their section: Hugging
+# Face's flat names of a model, and two of rows. An empty list means any value except 0 and false.
 _NEEDS = (
     ("rope_theta", "position_embedding_type", _ROTARY),
     ("local_rope_theta", "position_embedding_type", _ROTARY),
@@ -36,14 +36,14 @@ _NEEDS = (
     ("masked_lm_inner_size", "masked_lm_transform", ()),
     ("first_norm", "norm_placement", ("pre",)),
     ("norm_bias", "norm", ("layernorm",)),
-    ("short_seq_prob", "rows", ("sentence_pairs",)),
-    ("random_next_prob", "rows", ("sentence_pairs",)),
+    ("short_seq_prob", "sequence_format", ("sentence_pairs",)),
+    ("random_next_prob", "sequence_format", ("sentence_pairs",)),
 )
 
 
 def complete(config: TrainConfig) -> TrainConfig:
-    """Returns the config with the values that follow from other options: the head of its objective,
-    if the config has the default head, and the masked positions of each phase.
+    """Returns the config with derived values: the head of its objective, if the config has the
+    default head, and the number of masked positions of each phase.
     """
     rate, packing = config.data.masked_lm_prob, config.data.packing
     phases = tuple(phase.resolved(rate, packing=packing) for phase in config.phases)
@@ -57,7 +57,7 @@ def complete(config: TrainConfig) -> TrainConfig:
 
 
 def validate(config: TrainConfig) -> TrainConfig:
-    """Returns `config`, or raises a `UsageError` that names the first impossible option."""
+    """Returns `config`, or raises a `UsageError` that names the first invalid option."""
     try:
         from_dict(to_dict(config))
     except UsageError as error:
@@ -78,9 +78,9 @@ def validate_model(model: ModelConfig, head: HeadConfig) -> ModelConfig:
 
 
 def require_registered(config: TrainConfig) -> None:
-    """Raises `UsageError` if the model has an entry of a file that was not executed.
+    """Raises `UsageError` if the model has an entry of a file that was not loaded.
 
-    Unknown optimizers, schedules and hooks are accepted: inference does not use them.
+    Unknown optimizers, schedules and hooks are accepted, because inference does not use them.
     """
     unknown = [*unknown_names(config)]
     if any(path.startswith(("model.", "compute.", "head.")) for path, _ in unknown):
@@ -89,7 +89,9 @@ def require_registered(config: TrainConfig) -> None:
 
 
 def mask_warnings(config: TrainConfig) -> Iterator[str]:
-    """Yields a line for each phase without room for a tenth or more of the tokens to predict."""
+    """Yields a warning for each phase that truncates a tenth or more of the predictions of full
+    rows.
+    """
     if not {"mlm", "generator"} & set(config.head.parts):
         return
     for i, phase in enumerate(config.phases):
@@ -116,9 +118,9 @@ def _problems(config: TrainConfig) -> Problems:
     yield from _prefixed("data.", source_shares.problems(data))
     frozen, layers = optimizer.frozen_layers, model.num_hidden_layers
     if frozen > layers:
-        yield "optimizer.frozen_layers", f"is {frozen}, and the model has {layers} layers"
+        yield "optimizer.frozen_layers", f"is {frozen}, but the model has {layers} layers"
     if 0 < optimizer.spike_factor <= 1:
-        yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; 0 or more than 1"
+        yield "optimizer.spike_factor", f"is {optimizer.spike_factor}; must be 0 or more than 1"
     yield from _objective_problems(config)
     yield from _embedding_problems(config)
     if not config.phases:
@@ -135,7 +137,7 @@ def _prefixed(prefix: str, problems: Problems) -> Problems:
 
 
 def _layout_problems(config: TrainConfig) -> Problems:
-    """Checks what computes the model on which devices."""
+    """Checks the options that map the model to devices."""
     model, name, tensor = config.model, config.compute.attention, config.mesh.tensor
     # The entry imports its kernel: it is used only if it may have a problem.
     if ATTENTION.is_builtin(name) and name not in ("auto", "fused"):
@@ -155,8 +157,8 @@ def _schedule_problems(config: TrainConfig, number: int) -> Problems:
     if not 0 <= warmup < max(steps, 1):
         yield (
             f"{prefix}warmup_steps",
-            f"is {warmup}, but the schedule has {steps} steps: the learning rate would never come "
-            f"down; set {prefix}warmup_steps={steps // 10} is a tenth of them",
+            f"is {warmup}, but the schedule has {steps} steps: the learning rate would never "
+            f"decay; set {prefix}warmup_steps={steps // 10} (a tenth of the steps)",
         )
     yield from _prefixed(prefix, optimizer.schedule.problems(optimizer, steps))
 
@@ -181,13 +183,13 @@ def _phase_problems(phase: PhaseConfig, config: TrainConfig, is_first: bool) -> 
             "shorten the sequence or raise the limit",
         )
     if phase.masked_lm_prob != -1 and not 0 < phase.masked_lm_prob <= 1:
-        problem = "a share above 0 and at most 1, or -1 for data.masked_lm_prob"
+        problem = "must be above 0 and at most 1, or -1 for data.masked_lm_prob"
         yield "masked_lm_prob", f"is {phase.masked_lm_prob}; {problem}"
     if phase.max_predictions != -1 and not 1 <= phase.max_predictions <= length - 3:
         yield (
             "max_predictions",
-            f"is {phase.max_predictions}; a row of {length} has {length - 3} tokens to choose from "
-            f"(three are [CLS] and [SEP]); the usual value is "
+            f"is {phase.max_predictions}; must be 1 to {length - 3} for rows of {length} tokens "
+            f"(three of them [CLS] and [SEP]); the usual value is "
             f"{round(length * phase.mask_rate(rate))}, and -1 uses the mask rate",
         )
     yield from _packing_problems(phase, config.data)
@@ -201,17 +203,17 @@ def _packing_problems(phase: PhaseConfig, data: DataConfig) -> Problems:
     most, limit = phase.max_sequences, phase.sequence_length // 3
     if data.packing == "none":
         if most != -1:
-            yield "max_sequences", f"is {most}, but no rows are packed (data.packing); leave it -1"
+            yield "max_sequences", f"is {most}, but data.packing is none; leave it at -1"
     elif most == -1:  # not completed yet
         return
     elif not 1 <= most <= limit:
-        problem = f"has room for 1 to {limit} sequences, and -1 chooses"
+        problem = f"tokens holds 1 to {limit} sequences; -1 chooses"
         yield "max_sequences", f"is {most}; a packed row of {phase.sequence_length} {problem}"
     elif phase.max_predictions < (needed := phase.predictions_of(data.masked_lm_prob)):
         yield (
             "max_predictions",
-            f"is {phase.max_predictions}, but the {most} sequences that a packed row may hold have "
-            f"{needed} tokens to predict (data.packing); -1 makes room for them",
+            f"is {phase.max_predictions}, but a packed row of up to {most} sequences has {needed} "
+            "tokens to predict (data.packing); use -1",
         )
 
 
@@ -226,32 +228,48 @@ def _objective_problems(config: TrainConfig) -> Problems:
             yield "output_bias", f"is {bias}, but model.decoder_bias is false"
     if _CLASSIFIERS & set(parts):
         if z_loss:
-            yield "optimizer.z_loss", f"is {z_loss}, which a task does not read"
+            yield "optimizer.z_loss", f"is {z_loss}, which a task ignores; set it to 0"
         return
     yield from _prefixed("data.", _without_effect(data))
     # [CLS], and one [SEP] per segment.
     segments = config.model.type_vocab_size
-    if segments < 2 and data.rows in ROWS and ROWS[data.rows].num_special > 2:
-        yield "model.type_vocab_size", f"is {segments}; rows of {data.rows} need 2 segments"
+    if (
+        segments < 2
+        and data.sequence_format in SEQUENCE_FORMATS
+        and SEQUENCE_FORMATS[data.sequence_format].num_special > 2
+    ):
+        yield (
+            "model.type_vocab_size",
+            f"is {segments}; rows of {data.sequence_format} need 2 segments",
+        )
     # An objective imports JAX: it is used only if it may have a problem.
-    is_default = objective == TrainConfig.objective and data.rows == DataConfig.rows
-    if is_default or objective not in OBJECTIVES or data.rows not in ROWS:
+    is_default = (
+        objective == TrainConfig.objective and data.sequence_format == DataConfig.sequence_format
+    )
+    if is_default or objective not in OBJECTIVES or data.sequence_format not in SEQUENCE_FORMATS:
         return
     chosen = OBJECTIVES[objective]
-    if chosen.rows and data.rows not in chosen.rows:
+    if chosen.rows and data.sequence_format not in chosen.rows:
         learned = f"objective {objective} learns from {' or '.join(chosen.rows)}"
-        yield "data.rows", f"is {data.rows}; {learned}: choose those rows, or an objective like mlm"
-    if chosen.texts != ROWS[data.rows].texts:
-        fitting = [name for name in ROWS.names() if ROWS[name].texts == chosen.texts]
         yield (
-            "data.rows",
-            f"is {data.rows}; objective {objective} learns from rows of {chosen.texts} texts: "
-            f"choose {' or '.join(fitting)}",
+            "data.sequence_format",
+            f"is {data.sequence_format}; {learned}: choose those rows, or an objective like mlm",
+        )
+    if chosen.texts != SEQUENCE_FORMATS[data.sequence_format].texts:
+        fitting = [
+            name
+            for name in SEQUENCE_FORMATS.names()
+            if SEQUENCE_FORMATS[name].texts == chosen.texts
+        ]
+        yield (
+            "data.sequence_format",
+            f"is {data.sequence_format}; objective {objective} learns from rows of "
+            f"{chosen.texts} texts: choose {' or '.join(fitting)}",
         )
     if z_loss and not chosen.takes_z_loss:
-        yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} does not read"
+        yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} ignores"
     if config.compute.loss_slices > 1 and not chosen.takes_slices:
-        yield "compute.loss_slices", f"is set, but objective {objective} reads whole scores"
+        yield "compute.loss_slices", f"is above 1; objective {objective} needs 1"
 
 
 def _embedding_problems(config: TrainConfig) -> Problems:
@@ -284,11 +302,11 @@ def _embedding_problems(config: TrainConfig) -> Problems:
                 f"embedding.{name}",
                 "is set, but texts of a corpus get no prompt; fine-tune with it",
             )
-    if data.rows == "same" and not (
+    if data.sequence_format == "same" and not (
         model.hidden_dropout_prob or model.attention_probs_dropout_prob
     ):
         yield (
-            "data.rows",
+            "data.sequence_format",
             "is same, and without dropout both vectors of a text are equal: set "
             "model.hidden_dropout_prob=0.1, or choose crops",
         )
@@ -318,9 +336,9 @@ def _model_problems(model: ModelConfig) -> Problems:
     if width % heads:
         yield "model.num_attention_heads", f"is {heads}, which does not divide hidden_size {width}"
     if fewer and heads % fewer:
-        yield "model.num_key_value_heads", f"is {fewer}, no divisor of num_attention_heads {heads}"
+        yield "model.num_key_value_heads", f"is {fewer}, which does not divide {heads} heads"
     if not model.masked_lm_transform and model.table_size != width:
-        yield "model.masked_lm_transform", "is false, but embedding_size is another width"
+        yield "model.masked_lm_transform", f"is false, but needs embedding_size {width}"
     yield from _prefixed("model.", _without_effect(model))
     # A mixer imports JAX: it is used only if it may have a problem.
     choosers = ("position_embedding_type", "mixer")
@@ -362,7 +380,7 @@ def _generator_problems(config: TrainConfig) -> Problems:
 def _head_problems(head: HeadConfig) -> Problems:
     parts, there = ", ".join(head.parts), set(head.parts)
     if len(there & _CLASSIFIERS) > 1 or len(there) < len(head.parts):
-        yield "head.parts", f"is {parts}; each once, and one classifier at most"
+        yield "head.parts", f"is {parts}; name each once, and at most one classifier"
     if {"nsp", "sequence_classifier"} & there and "pooler" not in there:
         yield "head.parts", f"is {parts}; nsp and sequence_classifier need the pooler"
     for part in head.parts:
@@ -371,4 +389,4 @@ def _head_problems(head: HeadConfig) -> Problems:
         if needed is not None and (needed not in there or PARTS[needed].needs is not None):
             yield "head.parts", f"has {part}, which needs {needed}"
     if len(set(head.labels)) < len(head.labels):
-        yield "head.labels", f"is {', '.join(head.labels)}; each label once"
+        yield "head.labels", f"is {', '.join(head.labels)}; name each label once"

@@ -32,9 +32,9 @@ def override(config: TrainConfig, assignments: Sequence[str]) -> TrainConfig:
     """Applies `section.option=value` assignments: first those that choose a kind, then all others.
 
     Values are read as JSON where possible (`3`, `1e-4`, `true`), and as text otherwise. Numbers
-    index tuples (`phases.0.steps=100`). `phases=[{...}]` replaces the tuple, `mesh={"fsdp": 4}`
-    replaces the options that it names. A kind that is chosen keeps the options that it has in
-    common with the old kind.
+    index tuples (`phases.0.steps=100`); a tuple of one item needs no number (`phases.steps=100`).
+    `phases=[{...}]` replaces the tuple, `mesh={"fsdp": 4}` replaces the options that it names. A
+    new kind keeps the options that it has in common with the old kind.
     """
 
     def keeps_kind(assignment: tuple[str, Any]) -> bool:
@@ -57,7 +57,7 @@ def _parsed(assignment: str) -> tuple[str, Any]:
     path, equals, text = assignment.partition("=")
     path = path.strip()
     if not equals:
-        raise UsageError(f"override {path}: write it as section.option=value")
+        raise UsageError(f"override {path}: must be section.option=value")
     try:
         return path, strict_json.parse(text)
     except json.JSONDecodeError:
@@ -67,10 +67,17 @@ def _parsed(assignment: str) -> tuple[str, Any]:
 
 
 def _merged(old: Any, cls: Any, new: Any, path: str) -> Any:
-    """Returns the JSON form of a value of class `cls` with the options that another one names."""
+    """Returns the JSON form of a value of class `cls`, with the named options replaced."""
     if is_kind(cls) and isinstance(new, str):
         new = {"kind": new}
     if isinstance(old, list) and isinstance(new, dict):
+        if named := [name for name in new if is_section(cls) and name in fields_of(cls)]:
+            if len(old) != 1:
+                raise UsageError(
+                    f"override {path}.{named[0]}: the config has {len(old)} {path}, so write "
+                    f"{path}.0.{named[0]}=VALUE, one for each"
+                )
+            new = {"0": new}
         known = {str(number) for number in range(len(old))}
         for name in new.keys() - known:
             there = f"items 0 to {len(old) - 1}" if old else "no items"
@@ -151,8 +158,8 @@ def _load(name_or_path: str, changes: Sequence[str]) -> TrainConfig:
     if (path / "config.json").is_file():
         hint = f" The config of the run in {path} is {path}/config.json."
     raise UsageError(
-        f"there is no config {name_or_path!r}.{hint} A config is a shipped name ('bert-jax show "
-        "configs' lists them) or a file that ends in .py or .json"
+        f"no config is named {name_or_path!r}.{hint} A config is a shipped name ('bert-jax config "
+        "list' lists them) or a file that ends in .py or .json"
     )
 
 

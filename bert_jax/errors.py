@@ -1,7 +1,7 @@
 """The errors of the program, each with its exit code.
 
-A message names the wrong file, field or value, and the fix. After the codes 2 to 8 a restart would
-meet the same error; after all others a supervisor may restart.
+A message names the wrong file, field or value, and the fix. After exit codes 2 to 8 a restart would
+fail with the same error; after all others a supervisor may restart.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from collections.abc import Iterable
 
 class BertJaxError(Exception):
     """Base of every error that is reported as one line, without a traceback. Further arguments are
-    lines below it: a list.
+    additional lines, such as a list.
     """
 
     exit_code = 1
-    # Whether every process of the run raises the error, at the same place.
+    # Whether every process of the run raises the error at the same point.
     is_everywhere = False
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class StorageFailed(BertJaxError):
 
 
 class Unreachable(BertJaxError):
-    """The network failed for too long. What is stored is intact: the same command resumes once the
+    """The network failed for too long. Stored files are intact: the same command resumes once the
     network is back.
     """
 
@@ -146,7 +146,7 @@ def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str
 def install_command(*packages: str) -> str:
     """Returns the command that installs optional packages: `pip install 'pyarrow>=20'`.
 
-    The versions are those of the extras in the metadata of the installed bert-jax.
+    The version ranges are from the extras in the metadata of the installed bert-jax.
     """
     import importlib.metadata  # not for --help, which is instant
 

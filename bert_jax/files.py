@@ -1,4 +1,4 @@
-"""Files that are written whole, names that stay inside a folder, and checksums of corpora."""
+"""Atomic file writes, names that stay inside a folder, and checksums of corpora."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ def local(place: str | Path) -> Path:
     Raises UsageError for an address, which `Path` would take for a local folder.
     """
     if ADDRESS.match(str(place)):
-        raise UsageError(f"{place} is an address, and this has to be a directory of this machine")
+        raise UsageError(f"{place} is an address, but must be a local directory")
     return Path(place)
 
 
@@ -40,7 +40,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text file to disk under another name, then renames it.
+    """Writes a text file under another name, then renames it.
 
     A device or a pipe, such as /dev/stdout, is written to directly, and a link stays a link.
     """
@@ -71,11 +71,11 @@ def inside(folder: Any, name: object) -> Any:
 
     `folder` is a `Path` or an `epath.Path`. Raises ValueError for a name that leaves the folder
     (absolute, or with `..`), that means the folder itself, or that is not portable (control
-    characters, backslashes, parts of more than 255 bytes).
+    characters, backslashes, components of more than 255 bytes).
     """
     parts = name.split("/") if isinstance(name, str) else []
     if not parts or any(map(_is_no_part, parts)):
-        raise ValueError(f"{brief(name)} is no name of a file inside of {folder}")
+        raise ValueError(f"{brief(name)} is not a valid file name inside {folder}")
     return folder / "/".join(parts)
 
 
@@ -102,5 +102,5 @@ def nearest_directory(path: Path) -> Path:
 
 
 def free_space(path: Path) -> int:
-    """Returns how many bytes are free on the disk of a path, which need not exist."""
+    """Returns the free bytes on the disk of a path, which need not exist."""
     return shutil.disk_usage(nearest_directory(path)).free

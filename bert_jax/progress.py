@@ -34,23 +34,23 @@ def silence(is_silent: bool = True) -> None:
 
 
 def note(text: str) -> None:
-    """Logs one line for the person watching (level INFO of the logger `bert_jax`)."""
+    """Logs one line for the user (level INFO of the logger `bert_jax`)."""
     if not _is_silent:
         _LOGGER.info(text)
 
 
 @functools.lru_cache(maxsize=256)
 def note_once(text: str) -> None:
-    """Logs a line once per process: about a file that the process reads several times."""
+    """Logs a line once per process, for files that the process reads several times."""
     note(text)
 
 
 def say(text: str) -> None:
     """Writes a line on stderr, from every process, independently of the log.
 
-    A log on a full disk or a terminal that is gone must not end the work that the line reports on.
-    Text that the line quotes cannot control a terminal or look like another line. The line is lost
-    if a signal handler calls this function while the main thread writes (RuntimeError).
+    A log on a full disk or a closed terminal must not end the work that the line reports on. Quoted
+    text cannot control the terminal or look like another line. The line is lost if a signal handler
+    calls this function while the main thread writes (RuntimeError).
     """
     text = shown(text)
     with contextlib.suppress(OSError, RuntimeError):
@@ -99,9 +99,7 @@ def number(value: float, form: str = ".1f") -> str:
 
 @contextlib.contextmanager
 def ticking(title: str) -> Iterator[None]:
-    """Writes a line every few seconds for work without a measure of progress, such as a
-    compilation.
-    """
+    """Logs a line every few seconds for work without measurable progress, such as a compilation."""
     began, done = time.monotonic(), threading.Event()
 
     def tick() -> None:
@@ -180,7 +178,7 @@ class Progress:
         if self._first is None:
             self._first = self.done, time.monotonic()
         if self._bar is not None:
-            # Rich redraws ten times a second on its own; the text is worth no more than that.
+            # Rich redraws ten times per second, which is often enough for the text.
             self._bar.update(self._task, completed=self.done)
             if time.monotonic() >= self._next_line:
                 self._next_line = time.monotonic() + 0.2

@@ -1,8 +1,8 @@
-"""Registries lead from a name in a config to its implementation: one registry per option.
+"""Registries map names in a config to implementations: one registry per option.
 
 A built-in entry is one line here and one file elsewhere. The file is imported when its entry is
-first used, so that a config can be read without JAX. A config that is a `.py` file, or a file given
-with `extend`, registers its own entries: `OBJECTIVES.register("mine", Mine())`.
+first used, so that a config can be read without JAX. A `.py` config, or a file given with `extend`,
+registers custom entries: `OBJECTIVES.register("mine", Mine())`.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import Any
 
 from bert_jax.errors import UsageError, brief, did_you_mean
 
-# A package that the core works without. Its entries are built in where it is installed.
+# An optional package. Its entries are registered if it is installed.
 LABORATORY = "bert_jax_lab"
 
 
@@ -75,7 +75,7 @@ class Registry:
         return name in self._builtin or name in self._entries
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the entry. Raises UsageError, with the nearest name, if there is none."""
+        """Returns the entry. Raises UsageError, with the nearest name, for an unknown name."""
         if name not in self._entries:
             if name not in self._builtin:
                 raise UsageError(f"{self._field} {self.problem(name)}")
@@ -86,8 +86,8 @@ class Registry:
         """Returns the error message for an unknown name."""
         hint = did_you_mean(name, self.names(), cutoff=0.5)
         return (
-            f"is {name!r}; choose one of {', '.join(self.names())}.{hint} If a file of yours "
-            "registers it, name that file with `extend`"
+            f"is {name!r}; choose one of {', '.join(self.names())}.{hint} If a Python file "
+            "registers it, load that file with `extend`"
         )
 
 
@@ -108,7 +108,7 @@ OBJECTIVES = Registry(
     },
     object_of="bert_jax.objectives.objective:Objective",
 )
-# Losses of the vectors of texts.
+# Losses of text embeddings.
 PAIR_LOSSES = Registry(
     "embedding.loss.kind",
     {
@@ -157,7 +157,7 @@ MIXERS = Registry(
     },
     object_of="bert_jax.model.mixers.mixer:Mixer",
 )
-# How well a key answers a query.
+# Attention scores of a query and a key.
 SCORES = Registry(
     "model.mixer.score",
     {
@@ -201,8 +201,8 @@ SCHEDULES = Registry(
     },
 )
 # How a corpus becomes sequences, and which of their tokens are masked.
-ROWS = Registry(
-    "data.rows",
+SEQUENCE_FORMATS = Registry(
+    "data.sequence_format",
     {
         "sentence_pairs": "bert_jax.data.pretraining.sentence_pairs:SENTENCE_PAIRS",
         "full_sentences": "bert_jax.data.pretraining.one_segment:FULL_SENTENCES",
@@ -216,15 +216,15 @@ ROWS = Registry(
     },
     object_of="bert_jax.data.pretraining.spans:SpanRows",
 )
-MASKS = Registry(
-    "data.mask",
+MASKINGS = Registry(
+    "data.masking",
     {
         "tokens": "bert_jax.data.pretraining.masking:mask_rows",
         "whole_words": "bert_jax.data.pretraining.word_masking:mask_words",
         "spans": "bert_jax.data.pretraining.span_masking:mask_spans",
     },
 )
-# Suffixes of the files that a corpus is made from.
+# Suffixes of supported corpus files.
 FORMATS = Registry(
     "source",
     {
@@ -296,7 +296,7 @@ TRACKERS = Registry(
     {"wandb": "bert_jax.workdir.trackers:WeightsAndBiases"},
     subclass_of="builtins:object",
 )
-# `model_type` of a Hugging Face config -> how its tensors and fields map to ours.
+# `model_type` of a Hugging Face config -> how its tensors and fields map to bert-jax.
 FAMILIES = Registry(
     "model_type",
     {

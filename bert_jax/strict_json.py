@@ -1,4 +1,4 @@
-"""JSON documents: an error in a text is one line that names the file."""
+"""JSON documents: an error is one line that names the file."""
 
 import json
 from pathlib import Path
@@ -18,9 +18,9 @@ def parse(text: str | bytes) -> Any:
 
 
 def load(path: Path, *, default: Any = _REQUIRED) -> Any:
-    """Returns the value of a file, or `default`, if given, if there is no file.
+    """Returns the value in a file, or `default`, if given, if the file does not exist.
 
-    Raises UsageError, which names the file, for a text that is not JSON.
+    Raises UsageError, which names the file, if it is not JSON.
     """
     try:
         text = path.read_bytes()
@@ -32,10 +32,10 @@ def load(path: Path, *, default: Any = _REQUIRED) -> Any:
 
 
 def load_object(path: Path, *, default: Any = _REQUIRED) -> dict[str, Any]:
-    """Does as `load`, and raises UsageError for a value that is not an object."""
+    """Like `load`, but also raises UsageError for a value that is not an object."""
     found = load(path, default=default)
     if not isinstance(found, dict):
-        raise UsageError(f"{path} is damaged: it holds no JSON object")
+        raise UsageError(f"{path} is damaged: expected a JSON object")
     return found
 
 

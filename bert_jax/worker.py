@@ -1,4 +1,4 @@
-"""Worker processes of a command: they live as long as it does, and hear no signal of their own."""
+"""Worker processes of a command: they end with it, and ignore signals."""
 
 import contextlib
 import multiprocessing
@@ -11,10 +11,10 @@ from pathlib import Path
 
 
 def prepare_for_workers() -> None:
-    """Starts what counts the semaphores of pools, deaf to a terminal that closes.
+    """Starts the resource tracker of process pools so that it ignores SIGHUP.
 
-    Python makes it deaf to Ctrl-C and SIGTERM only: killed, it would be missed with a traceback for
-    each semaphore. In another thread than the main one it starts as Python does it.
+    Python makes it ignore only Ctrl-C and SIGTERM; if it is killed, each semaphore causes a
+    traceback. Outside of the main thread it is started as usual.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -26,12 +26,12 @@ def prepare_for_workers() -> None:
 
 
 def kill_descendants(command: bytes) -> None:
-    """Kills the processes below this one whose command line has this in it: those of a library that
-    has no way to end them. Where there is no /proc they find out themselves that this one is gone.
+    """Kills the descendant processes with this text in their command line, for libraries that
+    cannot end them. Without /proc, the processes detect themselves that this one is gone.
     """
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # it has already ended
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
     for process in parents:
         above = process
@@ -48,7 +48,7 @@ def begin() -> None:
     """Prepares a worker process, which calls this function first and ends with its parent.
 
     Ctrl-C, a closed terminal and many supervisors signal every process of the group. The parent
-    handles the signal and ends its workers; a worker does not notice that its parent was killed.
+    handles the signal and ends its workers; a worker is not notified if its parent is killed.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,1 +1,1 @@
-"""Studies, plans, checks, curves, pages: they stand on `bert_jax`, which imports none of them."""
+"""Studies, plans, checks, curves and reports, built on `bert_jax`, which imports none of them."""

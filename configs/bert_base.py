@@ -1,10 +1,10 @@
 """BERT-Base as published (Devlin et al. 2019): 110,106,428 parameters with both heads.
 
-    bert-jax prepare --source CORPUS --output runs/corpus
+    bert-jax prepare --source CORPUS --output-dir runs/corpus
     bert-jax pretrain bert_base --corpus runs/corpus --workdir runs/base
 
-One million updates of 256 rows: 900,000 at length 128, then 100,000 at length 512, under one
-schedule. The paper trained it on 16 TPU chips in four days.
+One million updates of 256 rows: 900,000 at length 128, then 100,000 at length 512, with one
+schedule. The paper's training took four days on 16 TPU chips.
 """
 
 from bert_jax.config import ModelConfig, PhaseConfig, TrainConfig

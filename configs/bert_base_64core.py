@@ -1,15 +1,15 @@
 """BERT-Base on 64 TPU v3 cores (a v3-64: 32 chips, 8 hosts), or another slice.
 
-    launch/tpu run --type v3-64 --config bert_base_64core ...      # docs/launch.md
+    launch/tpu run --type v3-64 --config bert_base_64core ...      # docs/guides/cloud-tpu.md
     bert-jax pretrain bert_base_64core --corpus DIR --workdir DIR --distributed    # on each host
     bert-jax plan bert_base_64core --topology v3:4x8
 
-The recipe, the weights and the losses are those of `bert_base`; only the machine differs. Each host
-makes its share of the batches in four threads. docs/tpu.md has the plans for other slices.
+Recipe, weights and losses are the same as in `bert_base`; only the machine differs. Each host makes
+its share of the batches in four threads. `bert-jax plan` predicts time and cost on other slices.
 
 The paper (Devlin et al. 2019, section 3.1) reports four days on 4 Cloud TPUs in pod configuration,
-16 chips (v3-32 here), and GLUE 79.6 (test) and SQuAD 1.1 F1 88.5 (dev) of the result. It does not
-state whether the chips were v2 or v3.
+16 chips (called v3-32 here), and GLUE 79.6 (test) and SQuAD 1.1 F1 88.5 (dev) for the result. It
+does not state whether the chips were v2 or v3.
 """
 
 from dataclasses import replace
@@ -24,6 +24,6 @@ def config() -> TrainConfig:
         recipe,
         name="bert_base_64core",
         data=replace(recipe.data, num_workers=4),
-        # By steps, it would be one save a minute.
+        # An interval in steps would save once per minute.
         checkpoint=replace(recipe.checkpoint, every_minutes=10.0),
     )

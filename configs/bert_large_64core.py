@@ -1,15 +1,15 @@
 """BERT-Large on 64 TPU v3 cores (a v3-64: 32 chips, 8 hosts), or another slice.
 
-    launch/tpu run --type v3-64 --config bert_large_64core ...      # docs/launch.md
+    launch/tpu run --type v3-64 --config bert_large_64core ...      # docs/guides/cloud-tpu.md
     bert-jax pretrain bert_large_64core --corpus DIR --workdir DIR --distributed    # on each host
     bert-jax plan bert_large_64core --topology v3:4x8
 
-The recipe, the weights and the losses are those of `bert_large`; only the machine differs. Each
-host makes its share of the batches in four threads. docs/tpu.md has the plans for other slices.
+Recipe, weights and losses are the same as in `bert_large`; only the machine differs. Each host
+makes its share of the batches in four threads. `bert-jax plan` predicts other slices.
 
-The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips (v3-128
-here), and GLUE 82.1 (test) and SQuAD 1.1 F1 90.9 (dev) of the result. It does not state whether the
-chips were v2 or v3.
+The paper (Devlin et al. 2019, section 3.1) reports four days on 16 Cloud TPUs, 64 chips (called
+v3-128 here), and GLUE 82.1 (test) and SQuAD 1.1 F1 90.9 (dev) for the result. It does not state
+whether the chips were v2 or v3.
 """
 
 from dataclasses import replace
@@ -24,6 +24,6 @@ def config() -> TrainConfig:
         recipe,
         name="bert_large_64core",
         data=replace(recipe.data, num_workers=4),
-        # By steps, it would be one save a minute.
+        # An interval in steps would save once per minute.
         checkpoint=replace(recipe.checkpoint, every_minutes=10.0),
     )

@@ -1,12 +1,12 @@
 """A small encoder for sequences (DNA, proteins, SMILES), one token per character, on a CPU.
 
-    bert-jax prepare --source proteins.fasta --tokenizer characters --output runs/proteins
+    bert-jax prepare --source proteins.fasta --tokenizer characters --output-dir runs/proteins
     bert-jax pretrain characters_tiny_cpu --corpus runs/proteins --workdir runs/first
 
-tiny_docs_cpu with masked tokens only, 15 % of them, as ESM-2 is trained (Lin et al. 2023,
+Like tiny_docs_cpu, but predicts only masked tokens, 15 % of them, as in ESM-2 (Lin et al. 2023,
 doi:10.1126/science.ade2574). A row holds parts of documents without sentence pairs, since a
-sequence has no sentences, and short sequences share rows. The positions are rotary, as in ESM-2:
-the distance between two characters counts. The output bias begins at the character frequencies.
+sequence has no sentences, and short sequences are packed. The positions are rotary, as in ESM-2:
+the distance between two characters counts. The output bias is initialized with log frequencies.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ def config() -> TrainConfig:
             max_position_embeddings=256,
             position_embedding_type="rotary_interleaved",
         ),
-        data=dataclasses.replace(base.data, rows="documents", packing="best_fit"),
+        data=dataclasses.replace(base.data, sequence_format="documents", packing="best_fit"),
         optimizer=dataclasses.replace(base.optimizer, learning_rate=2e-3, warmup_steps=100),
         phases=(PhaseConfig(sequence_length=256, steps=1000, global_batch_size=16),),
     )

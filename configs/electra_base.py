@@ -1,10 +1,10 @@
-"""ELECTRA-Base as published (Clark et al. 2020; google-research/electra): BERT-Base, learned from a
-generator of a third of its width.
+"""ELECTRA-Base as published (Clark et al. 2020; google-research/electra): BERT-Base as the
+discriminator, with a generator of a third of its width.
 
-    bert-jax prepare --source CORPUS --output runs/corpus
+    bert-jax prepare --source CORPUS --output-dir runs/corpus
     bert-jax pretrain electra_base --corpus runs/corpus --workdir runs/electra
 
-766,000 updates of 256 rows of 512 tokens; the paper trained it on 16 TPU chips in four days.
+766,000 updates of 256 rows of 512 tokens; the paper's training took four days on 16 TPU chips.
 """
 
 from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, PhaseConfig, TrainConfig
@@ -16,8 +16,10 @@ def config() -> TrainConfig:
         name="electra_base",
         objective="rtd",
         model=ModelConfig(hidden_act="gelu", generator_size=1 / 3),
-        # No token is replaced at random: 85 % become [MASK], 15 % stay.
-        data=DataConfig(rows="electra_segments", mask_token_prob=0.85, random_token_prob=0.0),
+        # No random replacements: 85 % of the predicted tokens become [MASK], 15 % stay unchanged.
+        data=DataConfig(
+            sequence_format="electra_segments", mask_token_prob=0.85, random_token_prob=0.0
+        ),
         optimizer=OptimizerConfig(learning_rate=2e-4, schedule=ElectraLinear()),
         phases=(
             PhaseConfig(

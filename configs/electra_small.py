@@ -1,10 +1,10 @@
 """ELECTRA-Small as published (Clark et al. 2020; google-research/electra): 13,549,057 parameters,
-and 647,162 more of its generator.
+plus 647,162 in its generator.
 
-    bert-jax prepare --source CORPUS --output runs/corpus
+    bert-jax prepare --source CORPUS --output-dir runs/corpus
     bert-jax pretrain electra_small --corpus runs/corpus --workdir runs/electra
 
-One million updates of 128 rows of 128 tokens; the paper trained it on one GPU in four days.
+One million updates of 128 rows of 128 tokens; the paper's training took four days on one GPU.
 """
 
 from bert_jax.config import DataConfig, ModelConfig, OptimizerConfig, PhaseConfig, TrainConfig
@@ -23,8 +23,10 @@ def config() -> TrainConfig:
             hidden_act="gelu",
             generator_size=0.25,
         ),
-        # No token is replaced at random: 85 % become [MASK], 15 % stay.
-        data=DataConfig(rows="electra_segments", mask_token_prob=0.85, random_token_prob=0.0),
+        # No random replacements: 85 % of the predicted tokens become [MASK], 15 % stay unchanged.
+        data=DataConfig(
+            sequence_format="electra_segments", mask_token_prob=0.85, random_token_prob=0.0
+        ),
         optimizer=OptimizerConfig(learning_rate=5e-4, schedule=ElectraLinear()),
         phases=(
             PhaseConfig(

@@ -2,15 +2,15 @@
 ettin-encoder-vs-decoder, pretraining/configs/standard/very_tiny): ModernBERT's recipe with
 16,913,600 parameters.
 
-    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
+    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output-dir runs/corpus
     bert-jax pretrain ettin_17m --corpus runs/corpus --workdir runs/ettin
 
-Rows are not packed: 1,700 billion tokens in rows of 1,024, with a batch that grows over the first
-125; 250 billion in rows of 7,999 with a theta of 160,000 in the global layers, at a rate that falls
-to a half; 50 billion with that theta in all layers, at half the mask rate and a rate that falls.
-The other sizes, by layers, width, inner width, heads, and peak rate: 32m 10, 384, 576, 6, 3e-3;
-68m 19, 512, 768, 8, 3e-3; 150m as modernbert_base; 400m 28, 1,024, 2,624, 16, 5e-4; 1b 28, 1,792,
-3,840, 28, 5e-4.
+Rows are not packed. 1,700 billion tokens in rows of 1,024, with a batch size that grows over the
+first 125 billion; then 250 billion in rows of 7,999 with a rope theta of 160,000 in the global
+layers and a learning rate that falls to half; then 50 billion with this theta in all layers, half
+the mask rate and a falling learning rate. The other sizes, by layers, width, inner width, heads,
+and peak learning rate: 32m 10, 384, 576, 6, 3e-3; 68m 19, 512, 768, 8, 3e-3; 150m as
+modernbert_base; 400m 28, 1,024, 2,624, 16, 5e-4; 1b 28, 1,792, 3,840, 28, 5e-4.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _TOKENS = _ROWS * _LENGTH
 # Four devices with microbatches of 144 rows.
 _FIRST_ROWS = 4 * 144
 _RATE = 3e-3
-# Theirs is this times the rate's share of its peak.
+# Ettin's weight decay is this value times the learning rate's share of its peak.
 _DECAY = 3e-4
 _LONG_STEPS, _LAST_STEPS = (round(tokens / (_ROWS * _LONG)) for tokens in (250e9, 50e9))
 

@@ -1,17 +1,17 @@
-"""The small sister of modern_base, for eight v5e chips or one large GPU.
+"""A smaller modernbert_base_50b, for eight v5e chips or one large GPU.
 
-    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
+    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output-dir runs/corpus
     bert-jax pretrain modern_small --corpus runs/corpus --workdir runs/modern
 
-The shape is that of Ettin's 68m (Weller et al. 2025, arXiv:2507.11412): 68,457,664 parameters, deep
-and narrow, which leave as `ModernBertForMaskedLM`. 20 billion tokens are 300 for each parameter.
-Phases are cut as those of modern_base, but for the batch, which is a ninth and does not grow: an
-update of 524,288 tokens. Ettin's rate is 3e-3 for nine times the tokens; a third of it is that by
-the square root of the batch (Malladi et al. 2022, arXiv:2205.10287), and its weight decay is kept.
-The rate warms up over the first 2 %.
+The shape is Ettin's 68m (Weller et al. 2025, arXiv:2507.11412): 68,457,664 parameters, deep and
+narrow, exported as `ModernBertForMaskedLM`. 20 billion tokens are 300 per parameter. The phases are
+those of modernbert_base_50b, except for the batch, a constant 524,288 tokens, a ninth of its batch.
+Ettin's learning rate is 3e-3 for nine times the tokens; scaling with the square root of the
+batch (Malladi et al. 2022, arXiv:2205.10287) gives a third of it. Ettin's weight decay is kept. The
+learning rate warms up over the first 2 %.
 
-Eight chips make an update in 8 microbatches of 8,192 tokens each. On one GPU set
-optimizer.gradient_accumulation_steps=32, for its memory.
+Eight chips make an update in 8 microbatches of 8,192 tokens each. On one GPU, set
+optimizer.gradient_accumulation_steps=32 to fit the memory.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _RATE, _LONG_RATE, _DECAY = 1e-3, 4e-4, 3e-4
 
 
 def config() -> TrainConfig:
-    base = load_config("modern_base")
+    base = load_config("modernbert_base_50b")
     *_, short, extended, falling = base.phases
     assert falling.schedule is not None
     steps = [round(tokens / (_ROWS * _LENGTH)) for tokens in (_SHORT, _ALL - _SHORT - _FALL, _FALL)]

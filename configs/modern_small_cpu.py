@@ -1,17 +1,17 @@
-"""A small encoder with today's blocks, for a text of one's own on a CPU: leaves as a ModernBERT.
+"""A small encoder with modern blocks for custom text on a CPU; exports as a ModernBERT.
 
-    bert-jax prepare --source simplewiki.txt.gz --output runs/simplewiki
+    bert-jax prepare --source simplewiki.txt.gz --output-dir runs/simplewiki
     bert-jax pretrain modern_small_cpu --corpus runs/simplewiki --workdir runs/modern
-    bert-jax export --checkpoint runs/modern --format hf --output runs/modern-hf
+    bert-jax export runs/modern --format hf --output-dir runs/modern-hf
 
-The blocks are those of ModernBERT (Warner et al. 2024, arXiv:2412.13663, section 2.1), all of them
-global, within 1 % as many parameters as bert_small_cpu: pre-norm, rotary positions, a gated
-feed-forward part whose width is 2/3 of the dense one, as in "GLU variants improve Transformer"
-(Shazeer 2020), rounded to 16, and no biases.
+The blocks are those of ModernBERT (Warner et al. 2024, arXiv:2412.13663, section 2.1), all global,
+with the parameters of bert_small_cpu within 1 %: pre-norm, rotary positions, no biases, and a gated
+feed-forward layer with 2/3 of the dense width, as in "GLU variants improve Transformer" (Shazeer
+2020), rounded to 16.
 
-It is trained as `bert-jax study recipe` found to pay: masked words alone, 30 % of them, in full
-rows, an output bias that begins at the words' frequencies, twice bert_small_cpu's rate, which falls
-over the last third. An update takes a quarter longer than with 15 %, so there are 1,250 of them.
+The recipe follows the results of `bert-jax study recipe`: only masked LM, 30 % of the tokens, full
+rows, an output bias initialized with log frequencies, and twice bert_small_cpu's learning rate,
+which falls over the last third. An update takes a quarter longer than with 15 %: there are 1,250.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ def config() -> TrainConfig:
         objective="mlm",
         model=model,
         output_bias="log_frequency",
-        data=DataConfig(rows="documents", packing="best_fit"),
+        data=DataConfig(sequence_format="documents", packing="best_fit"),
         optimizer=dataclasses.replace(
             base.optimizer,
             learning_rate=1.5e-3,

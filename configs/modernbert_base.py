@@ -1,14 +1,14 @@
 """ModernBERT-Base (Warner et al. 2024, arXiv:2412.13663; AnswerDotAI/ModernBERT, branch
 `pretraining_documentation`, yamls/modernbert): 149,655,232 parameters as `ModernBertForMaskedLM`.
 
-    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output runs/corpus
+    bert-jax prepare --source CORPUS --tokenizer bpe --vocab-size 50368 --output-dir runs/corpus
     bert-jax pretrain modernbert_base --corpus runs/corpus --workdir runs/modernbert
 
-Packed rows, of which 30 % are predicted; held-out rows are scored at 15 %. 1,719 billion tokens in
-rows of 1,024, at a constant rate after the warm-up, with a batch that grows over the first 50; then
-250 billion in rows of 8,192 with a theta of 160,000 in the global layers, at a lower rate; then 50
-billion at a rate that falls. Moments continue, and each
-of the three starts a schedule.
+Packed rows with 30 % predicted tokens; held-out rows are scored at 15 %. 1,719 billion tokens in
+rows of 1,024, at a constant learning rate after the warm-up, with a batch that grows over the first
+50 billion; then 250 billion in rows of 8,192 with a rope theta of 160,000 in the global layers, at
+a lower learning rate; then 50 billion at a falling learning rate. Optimizer moments continue, and
+each of the three parts starts a schedule.
 """
 
 from bert_jax.config import (
@@ -22,10 +22,10 @@ from bert_jax.update.schedules import Constant, WarmupStableDecay
 from bert_jax.update.stable_adamw import StableAdamW
 
 _ROWS, _LENGTH, _LONG = 4608, 1024, 8192
-_TOKENS = _ROWS * _LENGTH  # of a step, in all phases
+_TOKENS = _ROWS * _LENGTH  # per step, in all phases
 _FIRST_ROWS = 768
 _RATE, _LONG_RATE = 8e-4, 3e-4
-# Theirs is this times the rate's share of its peak.
+# ModernBERT's weight decay is this value times the learning rate's share of its peak.
 _DECAY = 1e-5
 _DECAY_STEPS = round(50e9 / _TOKENS)
 
@@ -54,7 +54,7 @@ def config() -> TrainConfig:
             attention_window=128,
             global_attention_every_n_layers=3,
         ),
-        data=DataConfig(rows="documents", packing="best_fit"),
+        data=DataConfig(sequence_format="documents", packing="best_fit"),
         optimizer=StableAdamW(
             joined_rms=True,
             schedule=Constant(),

@@ -1,6 +1,7 @@
-"""A small BERT on the embedded documentation corpus: minutes on two CPU cores.
+"""A small BERT on the embedded documentation corpus: trains in minutes on a CPU.
 
-bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192 --validation-fraction 0.05
+bert-jax prepare --source docs: --output-dir runs/corpus --vocab-size 8192 \
+    --validation-fraction 0.05
 bert-jax pretrain tiny_docs_cpu --corpus runs/corpus --workdir runs/first
 """
 
@@ -25,19 +26,19 @@ def config() -> TrainConfig:
             num_attention_heads=2,
             intermediate_size=512,
             max_position_embeddings=128,
-            # About 1 / sqrt(width): 0.02 suits the published widths, and leaves the attention of a
+            # About 1 / sqrt(width): 0.02 suits the published widths, but leaves the attention of a
             # narrow model uniform for most of a short run.
             initializer_range=0.08,
-            # A few passes over two million tokens: there is nothing to overfit yet.
+            # A few epochs of two million tokens: too few to overfit.
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         ),
         compute=ComputeConfig(dtype="float32"),
-        # A rate for a model this small; bias correction, since the warm-up is too short to make up
-        # for its absence. Many small updates: at this size they teach more than few large ones.
+        # A learning rate for a small model, with bias correction, because the warm-up is too short
+        # to replace it. Many small updates, which learn faster at this size than few large ones.
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=300, bias_correction=True),
-        # Short rows first, as BERT does it, and for one more reason here: attention begins to work
-        # after 1,800 updates on rows of 32 tokens, and after 4,500 on rows of 64.
+        # Short rows first, as in BERT. Attention also forms earlier: after 1,800 updates on rows of
+        # 32 tokens, but after 4,500 on rows of 64.
         phases=(
             PhaseConfig(sequence_length=32, steps=2500, global_batch_size=32),
             PhaseConfig(sequence_length=64, steps=2000, global_batch_size=16),

@@ -1,307 +1,137 @@
-"""Writes what the documentation has from the code: data-flow.svg, and some of its tables.
+"""Writes the parts of the documentation that come from the code.
 
     python docs/generate.py          # writes them
     python docs/generate.py --check  # exit code 1 if one is not up to date
 
-The tables of options of verbs are made of the classes in the modules of the verbs
-(bert_jax/cli/options.py), the tables of options and of what may change on resume of the
-declarations in bert_jax/config/. The table of calls in architecture.md has the lines of
-each function from `main` to the step. The table of plans in tpu.md is that of docs/plans.json
-(docs/take_plans.py). The picture has the stages
-below, in rows from top to bottom; the tables and their fields are read from bert_jax/registry.py,
-and what a stage is for from the first sentence of its module's docstring.
+- docs/reference/cli.md: the verbs and their options (bert_jax/cli/, bert_jax_lab/cli/)
+- docs/reference/config.md: the fields of a config and the options of each kind (bert_jax/config/)
+- docs/reference/recipes.md: the configs in configs/
+- docs/reference/exit-codes.md: the errors in bert_jax/errors.py
+- docs/reference/api.md: the names that `import bert_jax` offers, with their docstrings
+- docs/data-flow.svg: the picture of the stages (docs/picture.py)
+- benchmarks/results/tpu-plans.md: the table of docs/plans.json (docs/take_plans.py)
+
+It also checks the calls that docs/architecture.md lists.
 """
 
 import argparse
 import ast
 import dataclasses
 import functools
+import inspect
 import itertools
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
-from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax import config_loader
+import picture
+
+import bert_jax
+from bert_jax import __main__ as command
+from bert_jax import config_loader, errors
 from bert_jax.cli import options, usage
 from bert_jax.config import TrainConfig
 from bert_jax.config.fields import Kind, OptionField, choices_of, fields_of, is_kind, is_section
 from bert_jax.config.resume import is_saved
+from bert_jax.model import bert
+from bert_jax.registry import HOOKS, OBJECTIVES, Registry
+from bert_jax.runtime import watchdog
+from bert_jax.update.chips import PEAK_BF16
+from bert_jax.update.flops import train_flops
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = _ROOT / "bert_jax"
-_TITLE = 16  # letters
+_REFERENCE = _ROOT / "docs" / "reference"
+_FRONT_MATTER = "---\nkind: reference\ngenerated: docs/generate.py\n---\n\n"
 
 
-def _purpose(module: Path) -> str:
-    text = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
-    text = text.split("\n\n")[0].replace("\n", " ")
-    sentence = re.split(r"(?<=[.;])(?<! al\.)\s", text, maxsplit=1)[0]
-    # What comes before a colon is enough, unless it is a mere title.
-    head = sentence.partition(": ")[0]
-    return (head if len(head) > _TITLE else sentence).rstrip(".:;")
+def page(*parts: str) -> str:
+    """Returns a generated page. `parts` are paragraphs, tables and headings."""
+    return _FRONT_MATTER + "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-# --- the picture ---------------------------------------------------------------------------------
-
-
-class Stage(NamedTuple):
-    """One box: something that data become, in which module, and who can exchange how."""
-
-    title: str
-    module: str
-    # The table of registry.py whose entries do it; without one, a note instead.
-    table: str = ""
-    note: str = ""
-
-
-# Each row is read from left to right, and the rows from top to bottom.
-_FROM_TEXT = (
-    Stage("text", "data/sources/read.py", "FORMATS"),
-    Stage("documents", "data/corpus/decide.py", note="each of them once"),
-    Stage("sentences, ids", "data/corpus/encode.py", note="by data/tokenizer"),
-    Stage("corpus directory", "data/corpus/store.py", note="NumPy arrays, checksums"),
-)
-_OF_A_CORPUS = (
-    Stage("rows", "data/pretraining/sentence_pairs.py", "ROWS"),
-    Stage("masks", "data/pretraining/masking.py", "MASKS"),
-    Stage("batch", "data/pretraining/pipeline.py", "OBJECTIVES"),
-)
-_OF_A_TASK = (
-    Stage("a task's files", "tasks/task_data.py", "TASKS"),
-    Stage("rows with labels", "tasks/task.py", "TASK_KINDS"),
-    Stage("batch", "data/tasks/packing.py", note="several texts in a row"),
-)
-# Both kinds of batch lead to it.
-_TO_DEVICES = Stage("device arrays", "training/device_feed.py", note="cut over the mesh by rows")
-_IN_A_STEP = (
-    (
-        Stage("embeddings", "model/layers.py", "POSITIONS"),
-        Stage("blocks", "model/encoder.py", "ATTENTION"),
-        Stage("outputs", "model/bert.py", "PARTS"),
-    ),
-    (
-        Stage("sums", "objectives/objective.py", "OBJECTIVES"),
-        Stage("loss", "objectives/objective.py", note="a ratio of global sums"),
-        Stage("direction", "update/optimizers.py", "OPTIMIZERS"),
-        Stage("new state", "update/step.py", "SCHEDULES"),
-    ),
-    (
-        Stage("checkpoint", "workdir/checkpoint.py", note="bytes verified, resumed from"),
-        Stage("parameters", "pretrained/load.py", note="read by evaluate, finetune, embed, ..."),
-        Stage("export", "interchange/huggingface.py", "FAMILIES"),
-    ),
-)
-_WIDTH, _MARGIN, _GAP, _PAD = 960, 24, 26, 12
-_BOX, _LABEL, _BETWEEN = 78, 22, 34
-_ROW = _LABEL + _BOX + _PAD
-_TOP = 62
-_DESCRIPTION = (
-    "Boxes from top to bottom. Text becomes documents, sentences and ids, and a corpus directory; "
-    "of that, or of a task's files, rows and batches are made; these become device arrays; the "
-    "model's embeddings, blocks and outputs follow; then sums, the loss, the optimiser's direction "
-    "and the new state; at last a checkpoint, its parameters and an export. A blue label names the "
-    "table of registry.py whose entries can exchange a stage, and the field that chooses one."
-)
-_STYLE = """
-    text { font-family: system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; }
-    .title { font-size: 15px; font-weight: 600; fill: #1f2328; }
-    .module { font-size: 11px; font-family: ui-monospace, Menlo, Consolas, monospace; }
-    .module, .note, .room { fill: #59636e; }
-    .note, .table { font-size: 11.5px; }
-    .room { font-size: 12px; font-weight: 600; }
-    .table { fill: #0a3069; }
-    .arrow { fill: none; stroke: #59636e; stroke-width: 1.6; marker-end: url(#head); }
-"""
-
-
-class Table(NamedTuple):
-    """One table of registry.py: the field that chooses from it, and its built-in names."""
-
-    field: str
-    names: tuple[str, ...]
-
-
-def tables() -> dict[str, Table]:
-    """Returns the tables of registry.py by name, from its source."""
-    found = {}
-    for node in ast.parse((_PACKAGE / "registry.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            field, entries = node.value.args
-            assert isinstance(node.targets[0], ast.Name) and isinstance(field, ast.Constant)
-            texts = (n.value for n in ast.walk(entries) if isinstance(n, ast.Constant))
-            names = tuple(text for text in texts if ":" not in text)
-            found[node.targets[0].id] = Table(field.value, names)
-    return found
-
-
-class Box(NamedTuple):
-    """A stage and where it lies."""
-
-    stage: Stage
-    x: float
-    y: float
-    width: float
-    height: float = _BOX
-
-    @property
-    def middle(self) -> float:
-        return self.x + self.width / 2
-
-    @property
-    def room(self) -> str:
-        return self.stage.module.rpartition("/")[0]
-
-
-def picture() -> str:
-    """Returns data-flow.svg."""
-    y = _TOP + _LABEL
-    width = (_WIDTH - 2 * _MARGIN - 3 * _GAP) / 4
-    rows = [_row(_FROM_TEXT, y, width)]
-    for stages in (_OF_A_CORPUS, _OF_A_TASK):
-        y += _ROW + _BETWEEN
-        rows.append(_row(stages, y, width))
-    last = rows[1][-1]
-    below = rows[2][-1].y + _BOX - last.y
-    to_devices = Box(_TO_DEVICES, last.x + width + _GAP, last.y, width, below)
-    for stages in _IN_A_STEP:
-        y += _ROW + _BETWEEN
-        rows.append(_row(stages, y, (_WIDTH - 2 * _MARGIN + _GAP) / len(stages) - _GAP))
-    boxes = [*itertools.chain(*rows), to_devices]
-    arrows = [
-        *(_across(a, b) for row in rows for a, b in itertools.pairwise(row)),
-        *(_across(row[-1], to_devices) for row in rows[1:3]),
-        _down(rows[0][-1], rows[1][0]),
-        _down(to_devices, rows[3][0]),
-        *(_down(above[-1], row[0]) for above, row in itertools.pairwise(rows[3:])),
-    ]
-    height = y + _BOX + _PAD + _MARGIN
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" role="img" aria-labelledby="name about">',
-        '<title id="name">How text becomes a checkpoint in bert-jax</title>',
-        f'<desc id="about">{escape(_DESCRIPTION)}</desc>',
-        f"<style>{_STYLE}</style>",
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-        'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="#59636e"/></marker></defs>',
-        _rectangle(0.5, 0.5, _WIDTH - 1, height - 1, "#ffffff", "#d1d9e0", radius=12),
-        *_legend(),
-        *(line for row in (*rows, [to_devices]) for line in _rooms(row)),
-        *(f'<path class="arrow" d="{path}"/>' for path in arrows),
-        *(line for box in boxes for line in _drawn(box, tables())),
-        "</svg>",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _row(stages: tuple[Stage, ...], y: float, width: float) -> list[Box]:
-    return [Box(s, _MARGIN + i * (width + _GAP), y, width) for i, s in enumerate(stages)]
-
-
-def _legend() -> Iterator[str]:
-    yield _rectangle(_MARGIN, 18, 176, 20, "#ddf4ff", "#54aeff", radius=10)
-    yield _text(_MARGIN + 88, 32, "TABLE \u00b7 field that chooses", "table")
-    text = "a table of registry.py: an entry of yours can take the place of the built-in one"
-    yield _text(_MARGIN + 188, 32, text, "note", anchor="start")
-
-
-def _rooms(row: list[Box]) -> Iterator[str]:
-    """Yields a frame around the neighbours of a row that are of one room, with its name."""
-    for room, found in itertools.groupby(row, key=lambda box: box.room):
-        first, *others = found
-        last = others[-1] if others else first
-        x, width = first.x - 8, last.x + last.width - first.x + 16
-        frame = (x, first.y - _LABEL, width, first.height + _LABEL + 10)
-        yield _rectangle(*frame, "#f6f8fa", "#d1d9e0", radius=8)
-        yield _text(first.x, first.y - 7, f"{room}/", "room", anchor="start")
-
-
-def _drawn(box: Box, known: dict[str, Table]) -> Iterator[str]:
-    stage, top = box.stage, box.y + (box.height - _BOX) / 2
-    purpose = _purpose(_PACKAGE / stage.module)
-    text = f"{stage.title}: {stage.module}. {purpose}."
-    if stage.table:
-        field, names = known[stage.table]
-        text += f" {stage.table}, chosen by {field}: {', '.join(names)}."
-    yield f"<g><title>{escape(text)}</title>"
-    yield _rectangle(box.x, box.y, box.width, box.height, "#ffffff", "#59636e", radius=6)
-    yield _text(box.middle, top + 23, stage.title, "title")
-    yield _text(box.middle, top + 41, stage.module.rpartition("/")[2], "module")
-    if stage.table:
-        label = f"{stage.table} \u00b7 {known[stage.table].field}"
-        width = min(box.width - 12, 6.4 * len(label) + 18)
-        yield _rectangle(box.middle - width / 2, top + 51, width, 20, "#ddf4ff", "#54aeff", 10)
-        yield _text(box.middle, top + 65, label, "table")
-    else:
-        yield _text(box.middle, top + 65, stage.note, "note")
-    yield "</g>"
-
-
-def _across(a: Box, b: Box) -> str:
-    return f"M{a.x + a.width:g} {a.y + _BOX / 2:g}H{b.x:g}"
-
-
-def _down(a: Box, b: Box) -> str:
-    """Returns the way from the end of a row to the beginning of the next one."""
-    between = b.y - _LABEL - (_BETWEEN - 10 + _PAD) / 2
-    # Right of the middle, where no room's name is.
-    there = b.x + 0.75 * b.width
-    return f"M{a.middle:g} {a.y + a.height:g}V{between:g}H{there:g}V{b.y:g}"
-
-
-def _rectangle(
-    x: float, y: float, width: float, height: float, fill: str, stroke: str, radius: float
-) -> str:
-    return (
-        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" '
-        f'fill="{fill}" stroke="{stroke}"/>'
-    )
-
-
-def _text(x: float, y: float, text: str, kind: str, *, anchor: str = "middle") -> str:
-    return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-# --- the tables of options -----------------------------------------------------------------------
-
-
-def with_options(text: str) -> str:
-    """Returns configuration.md with the table of each verb's options."""
-    text = _with_table(text, "Command line", _OPTIONS, _rows(options.Verb, inherited=True))
-    for verb in usage.VERBS:
-        rows = _rows(usage.options_of(verb))
-        text = _with_table(text, re.escape(f"`bert-jax {verb}`"), _OPTIONS, rows)
-    return text
-
-
-_OPTIONS = ("option", "default", "meaning")
-
-
-def _rows(declared: type, *, inherited: bool = False) -> Iterator[tuple[str, ...]]:
-    of_all = {field.name for field in dataclasses.fields(options.Verb)}
-    for option in options.described(declared):
-        if inherited or option.name not in of_all:
-            yield f"`{_name(option)}`", _default(option), _meaning(option)
-
-
-def _with_table(
-    text: str, heading: str, head: Iterable[str], cells: Iterable[Iterable[str]]
-) -> str:
-    """Returns the text with another table under a heading, which is a regular expression."""
+def table(head: Iterable[str], cells: Iterable[Iterable[str]]) -> str:
+    """Returns a table in Markdown."""
     rows = [f"| {' | '.join(head)} |"]
     rows.append(re.sub(r"[^|]+", "---", rows[0]))
     for row in cells:
         joined = " | ".join(cell.replace("|", "\\|") for cell in row)
         rows.append(f"| {joined} |".replace("|  |", "| |"))
-    pattern = rf"(^#+ {heading}\n(?:(?!^[#|]).*\n)*)(?:^\|.*\n)+"
-    found, count = re.subn(
-        pattern, lambda m: m[1] + "\n".join(rows) + "\n", text, count=1, flags=re.MULTILINE
-    )
-    assert count == 1, heading
-    return found
+    return "\n".join(rows)
+
+
+def _unlinked(text: str) -> str:
+    """Returns a text without links: links in parentheses are left out, others become text."""
+    text = re.sub(r" ?\(\[[^]]*\]\([^)]*\)\)", "", text)
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+
+
+def _summary(docstring: str | None) -> str:
+    """Returns the first sentence of a docstring, in one line."""
+    text = " ".join((docstring or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=\.)(?<! al\.)(?<!e\.g\.)(?<!i\.e\.)\s(?=[A-Z`])", text, maxsplit=1)[0]
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+_CLI = """\
+`bert-jax VERB` and `python -m bert_jax VERB` are the same command. `bert-jax VERB --help` prints
+the options below. Results go to stdout; progress and errors go to stderr. [Exit
+codes](exit-codes.md) are the same for all verbs.
+
+- CONFIG is the name of a [recipe](recipes.md), a `.py` file that defines `config()`, or a
+  `.json` file ([configure a run](../guides/configure.md)).
+- CHECKPOINT is a workdir (its newest step), `WORKDIR@best`, one step
+  (`WORKDIR/checkpoints/STEP`), a Hugging Face directory, or a TF1 checkpoint (its directory, or
+  a prefix such as `DIR/bert_model.ckpt`).
+- A workdir is a directory or `gs://BUCKET/PATH`."""
+_OPTIONS = ("option", "default", "meaning")
+
+
+def cli() -> str:
+    """Returns reference/cli.md."""
+    parser = usage.command_parser()
+    verbs = usage.verbs_of(parser)
+    parts = ["# Command line", _CLI, "## Options of every verb"]
+    parts.append(table(_OPTIONS, _rows(options.Verb, inherited=True)))
+    for title, names in groups():
+        parts.append(f"## {title}")
+        for name in names:
+            verb = verbs[name]
+            parts += [f"### `bert-jax {name}`", *_paragraphs(verb.description or "")]
+            parts += _paragraphs(verb.epilog or "")
+            parts.append(table(_OPTIONS, _rows(usage.options_of(name))))
+    return page(*parts)
+
+
+def groups() -> list[tuple[str, list[str]]]:
+    """Returns the verbs in their groups, as the help of the command lists them."""
+    return [(title, [*names]) for title, names in usage.GROUPS.items() if names]
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Yields the paragraphs of a help text; a paragraph with commands becomes a block of code."""
+    for paragraph in text.strip().split("\n\n"):
+        lines = paragraph.splitlines()
+        if not any(line.startswith("  ") for line in lines):
+            yield _marked(" ".join(paragraph.split()))
+            continue
+        lines = [line for line in lines if line.strip() not in ("example:", "examples:")]
+        code = [line[2:] if line.startswith("  ") else f"# {line}" for line in lines]
+        yield "\n".join(["```bash", *code, "```"])
+
+
+def _rows(declared: type, *, inherited: bool = False) -> Iterator[tuple[str, ...]]:
+    of_all = {field.name for field in dataclasses.fields(options.Verb)}
+    for option in options.described(declared):
+        if option.keywords.get("help") is argparse.SUPPRESS or option.text == argparse.SUPPRESS:
+            continue
+        if inherited or option.name not in of_all:
+            yield f"`{_name(option)}`", _default(option), _meaning(option)
 
 
 def _name(option: options.Option) -> str:
@@ -324,71 +154,31 @@ def _default(option: options.Option) -> str:
 
 
 def _meaning(option: options.Option) -> str:
-    text = _marked(option.text.replace(" ({configs})", ""))
+    text = _marked(_unlinked(option.text.replace(" ({configs})", "")))
     if option.flag is None and "choices" in option.keywords:
         text += f": {', '.join(f'`{choice}`' for choice in option.keywords['choices'])}"
-    return f"{text[0].upper()}{text[1:]}."
+    return f"{text[0].upper()}{text[1:]}" + "." * (not text.endswith("."))
 
 
 def _marked(text: str) -> str:
-    """Returns the text with options in back-ticks, where they are in none yet."""
+    """Returns the text with each option in back-ticks."""
     parts = re.split(r"(`[^`]*`)", text)
     mark = functools.partial(re.sub, r"(?<![\w-])--[a-z][\w-]*", r"`\g<0>`")
     return "".join(part if part.startswith("`") else mark(part) for part in parts)
 
 
-# --- the way from the command line to the step ----------------------------------------------------
+# --- the fields of a config -----------------------------------------------------------------------
 
-_MOST_LINES = 300
+_CONFIG = """\
+A run is one value, a `TrainConfig` (`bert_jax/config/`), which is checked before anything starts.
+[Configure a run](../guides/configure.md) shows how to set fields. `bert-jax config fields CONFIG`
+prints the fields of your config with their allowed values.
 
-
-def with_lines(text: str) -> str:
-    """Returns architecture.md with the lines of the functions from `main` to the step.
-
-    Raises ValueError where a function does not name the next one, or all together are too long.
-    """
-    pattern = re.compile(r"^(\| \d \| `(\w+)` in `([\w/]+\.py)` \| )\d+", re.MULTILINE)
-    bodies = [_body(_PACKAGE / module, name) for _, name, module in pattern.findall(text)]
-    names = [name for _, name, _ in pattern.findall(text)]
-    for body, callee in zip(bodies, names[1:], strict=False):
-        inside = [node for statement in body for node in ast.walk(statement)]
-        named = {getattr(node, "id", getattr(node, "attr", None)) for node in inside}
-        if callee not in named:
-            raise ValueError(f"architecture.md: the function before {callee} does not call it")
-    lines = [(body[-1].end_lineno or 0) - body[0].lineno + 1 for body in bodies]
-    if sum(lines) > _MOST_LINES:
-        raise ValueError(f"from main to the step: {sum(lines)} lines, more than {_MOST_LINES}")
-    counts = iter(lines)
-    return pattern.sub(lambda match: f"{match[1]}{next(counts)}", text)
-
-
-def _body(module: Path, name: str) -> list[ast.stmt]:
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    (found,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
-    return found.body[1:] if ast.get_docstring(found) else found.body
-
-
-# --- the tables of fields ------------------------------------------------------------------------
-
-
-def with_fields(text: str) -> str:
-    """Returns configuration.md with the tables of fields, of resumption and of shipped configs."""
-    sections: dict[str, list[str]] = {}
-    for path in documented():
-        section = path.partition(".")[0]
-        inside = any(each.startswith(f"{section}.") for each in documented())
-        sections.setdefault(section if inside and section != "hooks" else "", []).append(path)
-    for name, paths in sections.items():
-        heading = f"`{name}`.*" if name else "The run"
-        text = _with_table(text, heading, ("field", "default", "meaning"), map(_described, paths))
-    resuming = (
-        (how, ", ".join(_together(sections, how)))
-        for how in ("free", "with `--allow-change`", "fixed")
-    )
-    text = _with_table(text, "What may change on resume", ("on resume", "fields"), resuming)
-    head = ("config", "layers x width, heads", "tokens", "phases: rows x length, steps",
-            "learning rate, warm-up", "type")  # fmt: skip
-    return _with_table(text, "Shipped configs", head, map(_shipped, config_loader.shipped_names()))
+The column *resume* tells whether a resumed run accepts another value: `free` (the field changes no
+result beyond rounding), `allow` (with `--allow-change FIELD`), or `fixed` (the saved arrays depend
+on the field). You can register further implementations, such as an optimizer or an objective, in a
+file of your own ([extend bert-jax](../guides/extend.md))."""
+_FIELDS = ("field", "default", "meaning", "resume")
 
 
 class Documented(NamedTuple):
@@ -396,6 +186,29 @@ class Documented(NamedTuple):
 
     field: OptionField
     kinds: tuple[str, ...] = ()
+
+
+def config() -> str:
+    """Returns reference/config.md."""
+    sections: dict[str, list[str]] = {}
+    for path in documented():
+        section = path.partition(".")[0]
+        inside = any(each.startswith(f"{section}.") for each in documented())
+        sections.setdefault(section if inside and section != "hooks" else "", []).append(path)
+    parts = ["# Config fields", _CONFIG]
+    for name, paths in sections.items():
+        about = fields_of(TrainConfig)[name].item if name else TrainConfig
+        about = about.of_kind(about.default_kind).__mro__[1] if is_kind(about) else about
+        parts += [f"## `{name}`" if name else "## The run", _first(about)]
+        parts.append(table(_FIELDS, map(_described, paths)))
+        for path in paths:
+            parts += _values(path)
+    return page(*parts)
+
+
+def _first(described: Any) -> str:
+    """Returns the first paragraph of a docstring."""
+    return " ".join((inspect.getdoc(described) or "").partition("\n\n")[0].split())
 
 
 @functools.cache
@@ -430,44 +243,79 @@ def _options_of_kinds(base: Any, prefix: str) -> Iterator[tuple[str, Documented]
         yield f"{prefix}{name}", Documented(field, tuple(kinds[name]))
 
 
-def _described(path: str) -> tuple[str, str, str]:
+def _described(path: str) -> tuple[str, str, str, str]:
     field, kinds = documented()[path]
     assert field.doc.endswith("."), path
-    doc, default = field.doc, field.default
-    table = field.item.table if is_kind(field.item) else field.choices
-    if table is not None:
-        doc += f" Built in: {', '.join(f'`{n}`' for n in table.names() if table.is_builtin(n))}."
+    doc, default = _unlinked(field.doc), field.default
+    registry = field.item.table if is_kind(field.item) else field.choices
+    if registry is not None:
+        names = [name for name in registry.names() if registry.is_builtin(name)]
+        if any(f"`{name}`" not in doc for name in names):
+            doc += f" Built-in: {', '.join(f'`{name}`' for name in names)}."
     elif choices := choices_of(field.item):
         named = [choice for choice in choices if f"`{choice}`" not in doc]
-        doc += f" Or {', '.join(f'`{choice}`' for choice in named)}." if named else ""
+        label = "Values" if len(named) == len(choices) else "Other values"
+        doc += f" {label}: {', '.join(f'`{choice}`' for choice in named)}." if named else ""
     if kinds:
-        doc += f" Of {', '.join(f'`{kind}`' for kind in kinds)} only."
+        doc += f" Only for {', '.join(f'`{kind}`' for kind in kinds)}."
     default = default.kind if isinstance(default, Kind) else default
-    return f"`{path}`", f"`{default if isinstance(default, str) else json.dumps(default)}`", doc
+    shown = default if isinstance(default, str) else json.dumps(default)
+    return f"`{path}`", f"`{shown}`" if shown else "", doc, _on_resume(field, path)
 
 
-def _together(sections: dict[str, list[str]], how: str) -> Iterator[str]:
-    """Yields the options that may change in that way; a section at once, if that is most of it."""
-    for name, paths in sections.items():
-        others = [path for path in paths if _on_resume(path) != how]
-        if not name or 2 * len(others) > len(paths):
-            yield from (f"`{path}`" for path in paths if path not in others)
-        else:
-            names = ", ".join(f"`{path.partition('.')[2]}`" for path in others)
-            yield f"`{name}.*`" + (f" (but not {names})" if names else "")
+def _values(path: str) -> Iterator[str]:
+    """Yields a table of the values of a field, where a class with a docstring is behind each."""
+    field = documented()[path].field
+    registry = field.item.table if is_kind(field.item) else field.choices
+    if registry is None or path.startswith("phases."):
+        return
+    rows = []
+    for name in filter(registry.is_builtin, registry.names()):
+        entry = registry[name]
+        if is_kind(field.item) and registry is not HOOKS:
+            entry = field.item.of_kind(name)
+        if not inspect.isclass(entry):
+            return
+        rows.append((f"`{name}`", _summary(inspect.getdoc(entry))))
+    if len(rows) > 1:
+        yield f"### Values of `{path}`"
+        yield table(("value", "meaning"), rows)
 
 
-def _on_resume(path: str) -> str:
-    if documented()[path].field.free:
+def _on_resume(field: OptionField, path: str) -> str:
+    if field.free:
         return "free"
-    return "fixed" if is_saved(path) else "with `--allow-change`"
+    return "fixed" if is_saved(path) else "allow"
 
 
-def _shipped(name: str) -> tuple[str, ...]:
+# --- the recipes ----------------------------------------------------------------------------------
+
+_RECIPES = """\
+A recipe is a config in `configs/`. `bert-jax config list` lists the recipes, and
+`bert-jax config show RECIPE` prints all fields of one.
+
+[Recipes](../guides/recipes.md) explains which recipe to choose, and
+[estimate TPU cost](../guides/estimate-tpu-cost.md) how long a run takes. *Batch x length* counts
+the sequences of one update and the tokens of one sequence, for each phase with its number of
+steps."""
+
+
+def recipes() -> str:
+    """Returns reference/recipes.md."""
+    head = ("recipe", "summary", "parameters with heads", "layers x width, heads", "vocabulary",
+            "batch x length, steps", "learning rate, warmup", "dtype")  # fmt: skip
+    rows = table(head, map(_recipe, config_loader.shipped_names()))
+    return page("# Recipes", _RECIPES, rows)
+
+
+def _recipe(name: str) -> tuple[str, ...]:
     config = config_loader.load_config(name)
+    source = (config_loader.config_directory() / f"{name}.py").read_text(encoding="utf-8")
+    docstring = ast.get_docstring(ast.parse(source)) or ""
+    summary = " ".join(docstring.partition("\n\n")[0].split())
     model, optimizer = config.model, config.optimizer
     phases = []
-    # A batch that grows stands once.
+    # A batch that grows is one entry.
     for length, same in itertools.groupby(config.phases, lambda phase: phase.sequence_length):
         each = list(same)
         rows = list(dict.fromkeys(phase.global_batch_size for phase in each))
@@ -477,8 +325,11 @@ def _shipped(name: str) -> tuple[str, ...]:
             steps = sum(phase.steps for phase in each)
             ends = " to ".join(str(size) for size in dict.fromkeys((rows[0], rows[-1])))
             phases.append(f"{ends} x {length}, {steps:,}")
+    parameters = bert.parameter_count(bert.abstract_params(model, config.head))
     return (
         f"`{name}`",
+        summary,
+        f"{parameters:,}",
         f"{model.num_hidden_layers} x {model.hidden_size}, {model.num_attention_heads}",
         f"{model.vocab_size:,}",
         "; ".join(phases),
@@ -487,29 +338,238 @@ def _shipped(name: str) -> tuple[str, ...]:
     )
 
 
+# --- the exit codes -------------------------------------------------------------------------------
+
+_EXIT_CODES = """\
+An error that you can fix is one line on stderr, `bert-jax VERB: error: ...`, which names the
+file, field or value and the fix.
+
+After the codes marked *yes*, the same command resumes from the last checkpoint, so a supervisor
+can restart it. After the codes marked *no*, a restart would fail with the same error. A process
+that gets SIGTERM before bert-jax has started ends with 143, and a killed process with 137. When
+another process of the same run is lost, jax ends a process with 134."""
+_OTHER_CODES = {
+    0: "The command succeeded.",
+    command._PIPE_CLOSED: "The reader of the output closed the pipe, as `head` does, or the "
+    "terminal is gone. A training run continues to its end and is saved.",
+    watchdog.HANG: "A process made no progress for `deadline_seconds`.",
+}
+# A restart after these codes fails in the same way (errors.py).
+_PERMANENT = range(2, 9)
+
+
+def exit_codes() -> str:
+    """Returns reference/exit-codes.md."""
+    kinds = [errors.BertJaxError, *errors.BertJaxError.__subclasses__(), errors.Interrupted]
+    rows = {code: ("", text) for code, text in _OTHER_CODES.items()}
+    rows |= {kind.exit_code: (f"`{kind.__name__}`", _first(kind)) for kind in kinds}
+    rows[1] = (f"`{errors.BertJaxError.__name__}`", "An unexpected error, with a traceback.")
+    cells = (
+        (f"{code}", name, text, "" if code == 0 else "no" if code in _PERMANENT else "yes")
+        for code, (name, text) in sorted(rows.items())
+    )
+    return page(
+        "# Exit codes", _EXIT_CODES, table(("code", "error", "meaning", "restart helps"), cells)
+    )
+
+
+# --- the Python API -------------------------------------------------------------------------------
+
+_API = """\
+`import bert_jax` offers these names; each is imported when it is first used. [Use bert-jax from
+Python](../guides/python.md) shows examples. Errors are `bert_jax.BertJaxError` and its
+subclasses, with the [exit codes](exit-codes.md) of the command line. The config classes are
+described in [config fields](config.md)."""
+
+
+def api() -> str:
+    """Returns reference/api.md."""
+    names = {name: getattr(bert_jax, name) for name in bert_jax.__all__}
+    functions = {n: found for n, found in names.items() if inspect.isfunction(found)}
+    classes = {n: found for n, found in names.items() if inspect.isclass(found)}
+    configs = {n: c for n, c in classes.items() if c.__module__.startswith("bert_jax.config")}
+    problems = {n: c for n, c in classes.items() if issubclass(c, Exception)}
+    parts = ["# Python API", _API, "## Functions"]
+    for name, function in functions.items():
+        parts += [f"### `{name}`", _signature(function), _prose(function)]
+    parts.append("## Classes")
+    for name in sorted(classes.keys() - configs.keys() - problems.keys()):
+        parts += _class(name, classes[name])
+    parts += ["## Config classes", table(("class", "meaning"), map(_one_line, configs.values()))]
+    parts += ["## Errors", table(("class", "meaning"), map(_one_line, problems.values()))]
+    registries = (
+        (f"`{name}`", f"`{found._field}`", ", ".join(f"`{entry}`" for entry in found.names()))
+        for name, found in names.items()
+        if isinstance(found, Registry)
+    )
+    parts += ["## Registries", '`NAME.register("mine", ENTRY)` adds an entry.']
+    parts.append(table(("registry", "chosen by", "built-in entries"), registries))
+    return page(*parts)
+
+
+def _one_line(cls: type) -> tuple[str, str]:
+    return f"`{cls.__name__}`", _summary(inspect.getdoc(cls))
+
+
+def _class(name: str, cls: type) -> Iterator[str]:
+    yield f"### `{name}`"
+    source = textwrap.dedent(inspect.getsource(cls))
+    (node,) = ast.parse(source).body
+    assert isinstance(node, ast.ClassDef)
+    if fields := [each for each in node.body if isinstance(each, ast.AnnAssign)]:
+        lines = source.splitlines()[fields[0].lineno - 1 : fields[-1].end_lineno]
+        yield "\n".join(["```python", *textwrap.dedent("\n".join(lines)).splitlines(), "```"])
+    yield _prose(cls)
+    attributes = []
+    for method, found in vars(cls).items():
+        if method.startswith("_"):
+            continue
+        if isinstance(found, property):
+            attributes.append((f"`{method}`", _first(found)))
+        elif inspect.isfunction(found):
+            yield f"#### `{name}.{method}`"
+            yield _signature(found)
+            yield _prose(found)
+    if attributes:
+        yield f"#### Attributes of `{name}`"
+        yield table(("attribute", "meaning"), attributes)
+
+
+def _signature(function: Any) -> str:
+    """Returns the signature as the source has it, one argument per line."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(node, ast.FunctionDef)
+    arguments = node.args
+    shown = [ast.unparse(ast.arguments([], [each], None, [], [], None, [])) for each in
+             [*arguments.posonlyargs, *arguments.args] if each.arg != "self"]  # fmt: skip
+    defaults = [ast.unparse(each) for each in arguments.defaults]
+    for at, default in zip(range(-len(defaults), 0), defaults, strict=True):
+        shown[at] += f" = {default}"
+    if arguments.vararg or arguments.kwonlyargs:
+        shown.append(f"*{arguments.vararg.arg if arguments.vararg else ''}")
+    for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        text = ast.unparse(ast.arguments([], [each], None, [], [], None, []))
+        shown.append(f"{text} = {ast.unparse(default)}" if default is not None else text)
+    if arguments.kwarg:
+        shown.append(f"**{arguments.kwarg.arg}")
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+    line = f"{node.name}({', '.join(shown)}){returns}"
+    if len(line) > 100:
+        inner = "\n".join(f"    {each}," for each in shown)
+        line = f"{node.name}(\n{inner}\n){returns}"
+    return f"```python\n{line}\n```"
+
+
+def _prose(found: Any) -> str:
+    """Returns a docstring with one line per paragraph; indented lines become a block of code."""
+    parts = []
+    for paragraph in (inspect.getdoc(found) or "").split("\n\n"):
+        if paragraph.startswith("    "):
+            parts.append(f"```\n{textwrap.dedent(paragraph)}\n```")
+        else:
+            parts.append(" ".join(paragraph.split()))
+    return "\n\n".join(parts)
+
+
+# --- the calls from the command line to the step --------------------------------------------------
+
+_MOST_LINES = 300
+
+
+def check_calls(text: str) -> None:
+    """Checks the numbered calls in architecture.md: rows with `FUNCTION` in `FILE`.
+
+    Raises ValueError where a function does not name the next one, or all together are too long.
+    """
+    found = re.findall(r"^\| \d \| `(\w+)` in `([\w/]+\.py)` \|", text, re.MULTILINE)
+    bodies = [_body(_PACKAGE / module, name) for name, module in found]
+    for body, (callee, _) in zip(bodies, found[1:], strict=False):
+        inside = [node for statement in body for node in ast.walk(statement)]
+        named = {getattr(node, "id", getattr(node, "attr", None)) for node in inside}
+        if callee not in named:
+            raise ValueError(f"architecture.md: the function before {callee} does not call it")
+    lines = sum((body[-1].end_lineno or 0) - body[0].lineno + 1 for body in bodies)
+    if lines > _MOST_LINES or not found:
+        raise ValueError(f"from main to the step: {lines} lines, more than {_MOST_LINES}, or none")
+
+
+def _body(module: Path, name: str) -> list[ast.stmt]:
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    (found,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    return found.body[1:] if ast.get_docstring(found) else found.body
+
+
 # --- the table of plans ---------------------------------------------------------------------------
 
 
 def with_plans(text: str) -> str:
-    """Returns tpu.md with the table of plans.json."""
+    """Returns tpu-plans.md with the table of plans.json."""
     head = ("`bert-jax plan`", "devices", "rows x length", "memory, GiB per device",
             "M cycles", "computation, ms", "exposed, ms (all collectives)", "step, ms", "MFU",
             "whole recipe, hours", "dollars")  # fmt: skip
     plans = json.loads((_ROOT / "docs" / "plans.json").read_text(encoding="utf-8"))
-    rows = itertools.chain.from_iterable(map(_planned, plans))
-    return _with_table(text, "The table of plans", head, rows)
+    made = table(head, itertools.chain.from_iterable(map(_planned, plans)))
+    pattern = r"(^#+ The table of plans\n(?:(?!^[#|]).*\n)*)(?:^\|.*\n)+"
+    found, count = re.subn(
+        pattern, lambda match: f"{match[1]}{made}\n", text, count=1, flags=re.MULTILINE
+    )
+    assert count == 1
+    return found
+
+
+# What a reader has -> the recipe, a note on it, and the chip with its number in a slice; or the
+# topology of a plan in plans.json.
+_TIMES: tuple[tuple[str, str, str, str | tuple[str, int]], ...] = (
+    ("one A100", "modern_small", "a 68-million ModernBERT", ("NVIDIA A100-SXM4-80GB", 1)),
+    ("one H100", "modern_small", "", ("NVIDIA H100 80GB HBM3", 1)),
+    ("v5e-8", "modern_small", "", ("TPU v5e", 8)),
+    ("v5e-64", "modernbert_base_50b", "a ModernBERT-Base from 50 billion tokens", "v5e:8x8"),
+    ("v5e-64", "bert_large_64core", "BERT-Large as published", "v5e:8x8"),
+)
+_UTILIZATION = 0.25  # assumed share of the peak rate
+_DEMO = "| two CPU cores | `modern_tiny_cpu` (`make demo`) | 3 minutes | measured, whole demo |"
+
+
+def with_times(text: str) -> str:
+    """Returns README.md with its table of recipes and times."""
+    plans = json.loads((_ROOT / "docs" / "plans.json").read_text(encoding="utf-8"))
+    rows = [_DEMO]
+    for owned, recipe, note, place in _TIMES:
+        if isinstance(place, str):
+            plan = next(p for p in plans if (p["config"], p["topology"]) == (recipe, place))
+            time = f"{plan['total_hours']:.1f} hours, ${plan['dollars']:,.0f}"
+            source = "[`bert-jax plan`](benchmarks/results/tpu-plans.md#the-table-of-plans)"
+        else:
+            chip, count = place
+            loaded = config_loader.load_config(recipe)
+            flops = sum(
+                phase.steps * train_flops(OBJECTIVES[loaded.objective], loaded.model, phase)
+                for phase in loaded.phases
+            )
+            seconds = flops / (_UTILIZATION * count * PEAK_BF16[chip])
+            time, source = f"{seconds / 3600:.0f} hours", "FLOPs at a quarter of the peak rate"
+        named = f"`{recipe}`, {note}" if note else f"`{recipe}`"
+        rows.append(f"| {owned} | {named} | {time} | {source} |")
+    head = "| you have | recipe | time | source of the time |\n|---|---|---|---|\n"
+    pattern = r"(^## Which recipe\?\n\n)(?:^\|.*\n)+"
+    made = head + "\n".join(rows)
+    found, count = re.subn(
+        pattern, lambda match: f"{match[1]}{made}\n", text, count=1, flags=re.MULTILINE
+    )
+    assert count == 1
+    return found
 
 
 def _planned(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yields the rows of a plan, one per phase; the first row has the figures of the plan."""
-    command = f"`{plan['config']} --topology {plan['topology']}"
-    command += f" --slices {plan['slices']}" * (plan["slices"] > 1)
-    command += "".join(f" --set {override}" for override in plan["overrides"]) + "`"
+    line = f"`{plan['config']} --topology {plan['topology']}"
+    line += f" --slices {plan['slices']}" * (plan["slices"] > 1)
+    line += "".join(f" --set {override}" for override in plan["overrides"]) + "`"
     hours = f"{plan['total_hours']:.1f}"
     dollars = "not known" if plan["dollars"] is None else f"{plan['dollars']:,.0f}"
     for number, phase in enumerate(plan["phases"]):
         yield (
-            "" if number else command,
+            "" if number else line,
             "" if number else str(plan["devices"]),
             f"{phase['global_batch_size']:,} x {phase['sequence_length']:,}",
             f"{phase['memory_bytes'] / 2**30:.2f}",
@@ -524,18 +584,23 @@ def _planned(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def main() -> int:
-    tpu = _ROOT / "docs" / "tpu.md"
-    architecture = _ROOT / "docs" / "architecture.md"
-    tables = _ROOT / "docs" / "configuration.md"
+    check_calls((_ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"))
+    plans = _ROOT / "benchmarks" / "results" / "tpu-plans.md"
+    readme = _ROOT / "README.md"
     made = {
-        _ROOT / "docs" / "data-flow.svg": picture(),
-        tables: with_fields(with_options(tables.read_text(encoding="utf-8"))),
-        architecture: with_lines(architecture.read_text(encoding="utf-8")),
-        tpu: with_plans(tpu.read_text(encoding="utf-8")),
+        readme: with_times(readme.read_text(encoding="utf-8")),
+        _ROOT / "docs" / "data-flow.svg": picture.picture(),
+        _REFERENCE / "cli.md": cli(),
+        _REFERENCE / "config.md": config(),
+        _REFERENCE / "recipes.md": recipes(),
+        _REFERENCE / "exit-codes.md": exit_codes(),
+        _REFERENCE / "api.md": api(),
+        plans: with_plans(plans.read_text(encoding="utf-8")),
     }
     stale = [p for p, t in made.items() if not p.is_file() or p.read_text(encoding="utf-8") != t]
     if "--check" not in sys.argv[1:]:
         for path in stale:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(made[path], encoding="utf-8")
         return 0
     for path in stale:

@@ -3,7 +3,7 @@
     python docs/take_plans.py               # compiles the missing plans: hours on two cores
     python docs/take_plans.py NUMBER ...    # compiles these plans again, counted from 0
 
-`docs/generate.py` writes the table of plans in tpu.md from plans.json.
+`docs/generate.py` writes the table in benchmarks/results/tpu-plans.md from plans.json.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _FILE = Path(__file__).with_name("plans.json")
-_IN_A_LOOP = ("compute.layers=scan",)
+_IN_A_LOOP = ("compute.layer_loop=scan",)
 # Config, topology, slices, overrides. The compilers of tpu7x and for ModernBERT need hours for
 # unrolled layers; the compiler of v6e refuses 256 evaluated rows of 8,192 (libtpu 0.0.51).
 _PLANNED: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
@@ -25,8 +25,8 @@ _PLANNED: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("bert_large_64core", "v6e:8x8", 1, ()),
     ("bert_large_64core", "tpu7x:2x4x4", 1, _IN_A_LOOP),
     ("bert_large_64core", "v5e:4x4", 2, ()),
-    ("bert_large_64core_2k", "v3:4x8", 1, ()),
-    ("bert_large_64core_2k", "v5e:8x8", 1, ()),
+    ("bert_large_64core_packed", "v3:4x8", 1, ()),
+    ("bert_large_64core_packed", "v5e:8x8", 1, ()),
     ("bert_base_64core", "v3:4x8", 1, ()),
     ("bert_base_64core", "v3:4x4", 1, ()),
     ("bert_base_64core", "v3:8x8", 1, ()),
@@ -36,9 +36,9 @@ _PLANNED: tuple[tuple[str, str, int, tuple[str, ...]], ...] = (
     ("bert_base_64core", "v6e:8x8", 1, ()),
     ("bert_base_64core", "tpu7x:2x4x4", 1, ()),
     ("bert_base_64core", "v5e:4x4", 2, ()),
-    ("modern_base", "v4:4x4x4", 1, _IN_A_LOOP),
-    ("modern_base", "v5e:8x8", 1, _IN_A_LOOP),
-    ("modern_base", "v6e:8x8", 1, (*_IN_A_LOOP, "evaluation.batch_size=512")),
+    ("modernbert_base_50b", "v4:4x4x4", 1, _IN_A_LOOP),
+    ("modernbert_base_50b", "v5e:8x8", 1, _IN_A_LOOP),
+    ("modernbert_base_50b", "v6e:8x8", 1, (*_IN_A_LOOP, "evaluation.batch_size=512")),
 )
 _OF_A_PLAN = ("devices", "total_hours", "dollars", "prices_date")
 _OF_A_PHASE = (

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Does it work here? Text to a filled-in word within a minute, with a kill on the way: `make smoke`.
+# Tests the installation within a minute, from text to a filled-in word, with a kill and a resume: `make smoke`.
 #
-#   smoke.sh [DIRECTORY]     where everything goes, and stays; by default a temporary one, which stays when a step fails
+#   smoke.sh [DIRECTORY]     keeps all output there; by default a temporary directory, which is only kept if a step fails
 #
-# BIN is the directory of the command bert-jax, if it is not on the PATH. SMOKE_CPU=1 leaves accelerators alone.
-# Exit codes: 0 passed; 1 the step that is named failed; 2 wrong usage.
+# BIN is the directory of the command bert-jax, if it is not on the PATH. SMOKE_CPU=1 does not use accelerators.
+# Exit codes: 0 passed; 1 the named step failed; 2 wrong usage.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)/smoke
@@ -21,17 +21,17 @@ case $# in
     1) [ "$1" = "${1#-}" ] || refuse "usage: smoke.sh [DIRECTORY]" ;;
     *) refuse "usage: smoke.sh [DIRECTORY]" ;;
 esac
-command -v bert-jax >/dev/null || refuse "there is no bert-jax on the PATH; BIN may name its directory"
+command -v bert-jax >/dev/null || refuse "bert-jax is not on the PATH; set BIN to its directory"
 if [ $# = 1 ]; then
     mkdir -p "$1"
     directory=$(cd "$1" && pwd) temporary=
-    [ -z "$(ls -A "$directory")" ] || refuse "$directory is not empty"
+    [ -z "$(ls -A "$directory")" ] || refuse "$directory is not empty; name an empty directory"
 else
     directory=$(mktemp -d "${TMPDIR:-/tmp}/bert-jax-smoke.XXXXXX") temporary=yes
 fi
 corpus=$directory/corpus workdir=$directory/workdir export=$directory/export
 
-# What one process compiles the next ones find. By default JAX keeps only what took a second.
+# Later processes reuse compiled programs. By default JAX only caches programs that took a second to compile.
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$directory/compiled}"
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 
@@ -44,7 +44,7 @@ leave() {
         kill -9 "$child" 2>/dev/null || true
         wait "$child" 2>/dev/null || true
     fi
-    [ "$code" -lt 128 ] || echo "smoke: interrupted at $step; $directory is left" >&2
+    [ "$code" -lt 128 ] || echo "smoke: interrupted at $step; $directory is kept" >&2
     if [ "$code" = 0 ] && [ "$temporary" ]; then rm -rf "$directory"; fi
     exit "$code"
 }
@@ -59,7 +59,7 @@ fail() { # REASON
     exit 1
 }
 
-# In the background, for a shell that waits for a command in the foreground hears no signal.
+# In the background, because a shell that waits for a foreground command does not handle signals.
 begin() { # STEP VERB ARGUMENT...
     step=$1 log=$directory/$1.log since=$(date +%s)
     shift
@@ -78,7 +78,7 @@ passed() { # WHAT CAME OUT
     echo "smoke: $step: $1 ($(($(date +%s) - since)) s)"
 }
 
-last_step() { # FILE WORD: of the last line that has the word
+last_step() { # FILE WORD: the step in the last line with the word
     sed -n "/$2/s/.*\"step\": \([0-9]*\).*/\1/p" "$1" 2>/dev/null | tail -n 1
 }
 
@@ -87,15 +87,15 @@ number() { # FILE NAME
 }
 
 still_runs() {
-    kill -0 "$child" 2>/dev/null || { finish && fail "it was finished before it could be killed"; }
+    kill -0 "$child" 2>/dev/null || { finish && fail "it finished before it could be killed"; }
 }
 
 began=$(date +%s)
-echo "smoke: everything is in $directory"
+echo "smoke: all output is in $directory"
 
-begin prepare prepare --source "$here" --output "$corpus" --vocab-size 192 --validation-fraction 0.2 --workers 1
+begin prepare prepare --source "$here" --output-dir "$corpus" --vocab-size 192 --validation-fraction 0.2 --workers 1
 finish
-passed "$(number "$corpus/corpus.json" unigram_entropy_nats | cut -c 1-5) nats a sub-word, without context"
+passed "$(number "$corpus/corpus.json" unigram_entropy_nats | cut -c 1-5) nats per token, without context"
 
 begin doctor doctor "$here/config.py" --corpus "$corpus" --workdir "$workdir"
 finish
@@ -116,30 +116,30 @@ kill -9 "$child"
 code=0
 wait "$child" 2>/dev/null || code=$?
 child=''
-[ "$code" = 137 ] || fail "it was finished, with exit code $code, before it could be killed"
+[ "$code" = 137 ] || fail "it finished with exit code $code before it could be killed"
 passed "killed at step $(last_step "$workdir/metrics.jsonl" loss)"
 
 begin resume pretrain "$here/config.py" --corpus "$corpus" --workdir "$workdir"
 finish
 resumed=$(last_step "$workdir/events.jsonl" '"resume"')
-[ "${resumed:-0}" -gt 0 ] || fail "it did not go on from a checkpoint but from the beginning"
+[ "${resumed:-0}" -gt 0 ] || fail "it started from the beginning instead of a checkpoint"
 passed "from step $resumed to $(last_step "$workdir/metrics.jsonl" loss)"
 
-begin evaluate evaluate --json --checkpoint "$workdir" --corpus "$corpus"
+begin evaluate evaluate --json "$workdir" --corpus "$corpus"
 finish
 loss=$(number "$log" mlm_loss) entropy=$(number "$corpus/corpus.json" unigram_entropy_nats)
 awk "BEGIN { exit !(\"$loss\" != \"\" && \"$entropy\" != \"\" && $loss + 0 < $entropy + 0) }" ||
     fail "the held-out loss, ${loss:-none}, is not below the unigram entropy, ${entropy:-none}"
 passed "held-out loss $(echo "$loss" | cut -c 1-5) nats"
 
-begin export export --checkpoint "$workdir" --format hf --output "$export"
+begin export export "$workdir" --format hf --output-dir "$export"
 finish
 passed "$(du -k "$export" | tail -n 1 | cut -f 1) kB"
 
-begin fill-mask fill-mask --checkpoint "$export" --top 3 \
+begin fill-mask fill-mask "$export" --top 3 \
     "The bear eats [MASK] in the forest." "The baker makes [MASK] in the bakery."
 finish
-# A row is │ 0.958 │ honey │ ...; the first of the three of each text.
+# A row is │ 0.958 │ honey │ ...; take the first of the three rows of each text.
 words=$(awk '$2 ~ /^[01]\.[0-9]+$/ && number++ % 3 == 0 { printf "%s%s", space, $4; space = " " }' "$log")
 [ "$words" = "honey bread" ] || fail "its first words are '$words', not 'honey bread'"
 passed "$words"

@@ -8,7 +8,7 @@
 # change of the clock has no effect. If the account on disk is lost, counting starts at the boot.
 #
 #   boot.sh          install; a later boot keeps the installed limits
-#   boot.sh again    install these limits in place of the installed ones
+#   boot.sh again    replace the installed limits with these
 #   boot.sh watch    the command of the unit
 set -uo pipefail # without -e: a failing command must not end the watch
 
@@ -45,7 +45,7 @@ UNIT
     fi
     systemctl --no-block restart bert-jax-cap
     if [[ $(hostname) == *-w-0 && $(ask GET "queuedResources/${TPU##*/}") == 40[13] ]]; then
-        echo "warning: the service account of this TPU may not delete it, so only launch/tpu delete ends its costs. Grant it" \
+        echo "warning: the service account of this TPU may not delete it, so only launch/tpu delete stops its costs. Grant it" \
             "tpu.queuedResources.get, tpu.queuedResources.delete, tpu.nodes.get, tpu.nodes.delete and tpu.operations.get"
     fi
 }
@@ -105,7 +105,7 @@ ask() { # METHOD NAME
     local token
     token=$(curl -sf --max-time 20 -H 'Metadata-Flavor: Google' "$METADATA/instance/service-accounts/default/token" |
         sed -nE 's/.*"access_token" *: *"([^"\\]+)".*/\1/p')
-    # The header comes on stdin, so that no list of processes shows the token.
+    # The header is read from stdin, so that the token does not appear in process lists.
     curl -s -o /dev/null --max-time 60 -w '%{http_code}' -X "$1" -K - "$API/${TPU%/*}/$2" \
         <<<"header = \"Authorization: Bearer $token\""
 }
@@ -113,7 +113,7 @@ ask() { # METHOD NAME
 delete_tpu() {
     local code
     code=$(ask DELETE "queuedResources/${TPU##*/}?force=true")
-    # A node that was created without a queued resource.
+    # The node may have been created without a queued resource.
     [[ $code != 404 ]] || code=$(ask DELETE "nodes/${TPU##*/}")
     [[ $code != 403 ]] || code+=": the service account of this TPU may not delete it"
     echo "$code"

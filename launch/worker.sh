@@ -18,7 +18,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 LOG=$PLACE/log/train.log
 UNIT=${BERT_JAX_UNITS:-/etc/systemd/system}/bert-jax.service
-# Preempted, network failed, peer lost, killed, terminated, hang (docs/architecture.md, "Exit codes").
+# Preempted, network failed, peer lost, killed, terminated, hang (docs/reference/exit-codes.md).
 RESTART='42 75 134 137 143 200 SIGKILL SIGABRT'
 
 say() { echo "== $(date '+%F %T') $(hostname): $*"; }
@@ -41,7 +41,7 @@ ExecStart=/bin/bash $PLACE/src/launch/worker.sh train
 ExecStopPost=/bin/bash $PLACE/src/launch/worker.sh ended
 StandardOutput=append:$LOG
 StandardError=append:$LOG
-# SIGTERM goes to the trainer alone, which saves and exits with 42.
+# SIGTERM is only sent to the trainer, which saves and exits with 42.
 KillMode=mixed
 TimeoutStopSec=300
 RestartForceExitStatus=$RESTART
@@ -60,7 +60,7 @@ start() { # ARGUMENT...
     arguments=$(declare -p ARGUMENTS)
     if is_training; then
         if [[ $(head -n 1 "$PLACE/run.sh") != "$arguments" ]]; then
-            say "error: another run is running here. To stop it: launch/tpu ssh -- sudo systemctl disable --now bert-jax"
+            say "error: another run is running on this host. To stop it: launch/tpu ssh -- sudo systemctl disable --now bert-jax"
             return "$EXIT_USAGE"
         fi
         say "the trainer is running already"
@@ -109,7 +109,7 @@ ended() {
     say "exit code $code"
     echo "$code" >"$PLACE/last"
     if [[ " $RESTART " != *" $code "* ]]; then echo "$code" >"$PLACE/exit"; fi
-    # The disk of this host may be gone tomorrow.
+    # The log is copied, because the disk of this host may be deleted.
     # shellcheck source=/dev/null
     source "$PLACE/run.sh"
     if [[ ${WORKDIR:-} == gs://* ]]; then
@@ -134,7 +134,7 @@ print_log() { # LINES, or +LINE
     fi
 }
 
-# gcloud's rsync writes an object named `../x` outside of the directory. It takes an exclusion pattern per alternative.
+# gcloud's rsync writes an object named `../x` outside the directory. It needs one exclusion pattern per alternative.
 OUTSIDE='([\s\S]*/)?[.][.]?/|([\s\S]*/)?[.][.]?$'
 
 # Copies a corpus. corpus.json comes last: a directory without it is not a corpus. `bert-jax pretrain` checks sizes and checksums.
@@ -146,7 +146,7 @@ copy() { # PLACE DIRECTORY
         mv "$2/corpus.json.new" "$2/corpus.json"
         say "copied $1 to $2"
     else
-        say "error: $1 was not copied. Check that it has a corpus.json, that the disk has room, and that the service account of \
+        say "error: $1 was not copied. Check that it has a corpus.json, that the disk has space, and that the service account of \
 this machine may read the bucket"
         return 4
     fi

@@ -14,7 +14,7 @@ RECIPE = (
     'phases=[{"sequence_length": 64, "steps": 2500, "global_batch_size": 16, '
     '"masked_lm_prob": 0.3}]',
     "objective=mlm",
-    "data.rows=full_sentences",
+    "data.sequence_format=full_sentences",
     "model.norm_placement=pre",
     "model.position_embedding_type=rotary",
     "output_bias=log_frequency",

@@ -1,7 +1,7 @@
 """The layer types of table 1 of "Attention Is All You Need", and the four scores of attention.
 
 bert-jax study layer_types --workdir runs/layer_types
-bert-jax study layer_types --scale scores --workdir runs/scores
+bert-jax study layer_types --preset scores --workdir runs/scores
 
 Vaswani et al. 2017 compare the cost of a layer of self-attention, restricted self-attention, a
 convolution and a recurrence. Here each is the mixer of a model that is trained; the scale `scores`
@@ -15,7 +15,7 @@ from bert_jax_lab.studies.study import CorpusRecipe, Study, Variant
 VOCABULARY = 4096
 COMMON = (
     "objective=mlm",
-    "data.rows=full_sentences",
+    "data.sequence_format=full_sentences",
     f"model.vocab_size={VOCABULARY}",
     "model.norm_placement=pre",
     "model.num_attention_heads=4",

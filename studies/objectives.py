@@ -7,7 +7,7 @@ All variants have the FLOPs of the first one; a variant whose update costs more 
 
 from bert_jax_lab.studies.study import Study, StudyTask, Variant
 
-ALONE = ("objective=mlm", "data.rows=full_sentences")
+ALONE = ("objective=mlm", "data.sequence_format=full_sentences")
 
 
 def study() -> Study:
@@ -30,15 +30,15 @@ def study() -> Study:
             Variant("mlm_nsp"),
             Variant("mlm_pairs", ("objective=mlm",)),
             Variant("mlm", ALONE),
-            Variant("whole_words", (*ALONE, "data.mask=whole_words")),
-            Variant("spans", (*ALONE, "data.mask=spans")),
+            Variant("whole_words", (*ALONE, "data.masking=whole_words")),
+            Variant("spans", (*ALONE, "data.masking=spans")),
             Variant("mask_30", (*ALONE, "phases.0.masked_lm_prob=0.3")),
             Variant("mask_40", (*ALONE, "phases.0.masked_lm_prob=0.4")),
             Variant(
                 "replaced_tokens",
                 (
                     "objective=rtd",
-                    "data.rows=electra_segments",
+                    "data.sequence_format=electra_segments",
                     "data.mask_token_prob=0.85",
                     "data.random_token_prob=0.0",
                 ),

@@ -19,7 +19,7 @@ def study() -> Study:
             'phases=[{"sequence_length": 64, "steps": 2000, "global_batch_size": 16, '
             '"masked_lm_prob": 0.3}]',
             "objective=mlm",
-            "data.rows=full_sentences",
+            "data.sequence_format=full_sentences",
             "model.norm_placement=pre",
             "model.num_attention_heads=4",
             "output_bias=log_frequency",

@@ -16,7 +16,7 @@ def study() -> Study:
             'phases=[{"sequence_length": 64, "steps": 8000, "global_batch_size": 16, '
             '"masked_lm_prob": 0.3}]',
             "objective=mlm",
-            "data.rows=full_sentences",
+            "data.sequence_format=full_sentences",
             "model.num_hidden_layers=4",
             "model.num_attention_heads=4",
             "model.norm_placement=pre",

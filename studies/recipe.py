@@ -12,7 +12,7 @@ from bert_jax_lab.studies.study import Study, Variant
 RUNGS = (
     ("bert", ()),
     ("no_nsp", ("objective=mlm",)),
-    ("full_sentences", ("data.rows=full_sentences",)),
+    ("full_sentences", ("data.sequence_format=full_sentences",)),
     ("output_bias", ("output_bias=log_frequency",)),
     ("rotary", ("model.position_embedding_type=rotary_interleaved",)),
     ("four_heads", ("model.num_attention_heads=4",)),

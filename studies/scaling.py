@@ -43,7 +43,7 @@ def study() -> Study:
         overrides=(
             'phases=[{"sequence_length": 64, "steps": 4000, "global_batch_size": 16}]',
             "objective=mlm",
-            "data.rows=full_sentences",
+            "data.sequence_format=full_sentences",
             "model.norm_placement=pre",
             "model.position_embedding_type=rotary",
             "output_bias=log_frequency",

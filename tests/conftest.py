@@ -236,7 +236,7 @@ def exported(shared, trained) -> Path:
     from bert_jax.__main__ import main
 
     def fill(directory: Path) -> None:
-        command = ["export", "--checkpoint", str(trained), "--output", str(directory / "hf")]
+        command = ["export", str(trained), "--output-dir", str(directory / "hf")]
         assert main(command) == 0
 
     return shared("exported", fill) / "hf"

@@ -1,4 +1,4 @@
-"""The rows of registry.ROWS that have no next sentences, restated sentence by sentence.
+"""The rows of registry.SEQUENCE_FORMATS that have no next sentences, restated sentence by sentence.
 
 `ExampleBuilder` has the control flow of google-research/electra (build_pretraining_dataset.py);
 `full_sentences` and `doc_sentences` have that of the modes "complete" and "complete_doc" of fairseq

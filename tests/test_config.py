@@ -91,7 +91,7 @@ def test_a_section_changes_only_the_named_options(section, single):
         ('phases=[{"stepz": 3}]', "phases.0.stepz", "Did you mean 'steps'?"),
         ('phases=[{"changes": {}}]', "phases.0.changes", "no such field"),
         ("seed.x=3", "seed", "expected int, got"),
-        ("seed", "seed", "write it as section.option=value"),
+        ("seed", "seed", "must be section.option=value"),
         ("phases.².steps=3", "phases", "has items 0 to 1, not '²'"),
         ("head.labels.0=x", "head.labels", "has no items, not '0'"),
         (f"seed={2**63}", "seed", "expected int <= 4294967295"),
@@ -201,11 +201,11 @@ def test_a_python_config_of_a_user(tmp_path):
     [
         ("missing.py", None, "No such file"),
         ("missing.json", None, "No such file"),
-        ("bert_bose", None, "Did you mean 'bert_base'? A config is a shipped name ('bert-jax show"),
+        ("bert_bose", None, "Did you mean 'bert_base'? A config is a shipped name"),
         (
             "bert-base",
             None,
-            "no config 'bert-base'. Did you mean 'bert_base'? A config is",
+            "no config is named 'bert-base'. Did you mean 'bert_base'?",
         ),
         ("empty.py", "", "must define a function: def config() -> TrainConfig"),
         ("wrong.py", "def config(): return 3", "config() returned int"),
@@ -254,9 +254,13 @@ def test_a_value_out_of_its_limits_is_an_error_in_a_file_too(assignment):
 _IMPOSSIBLE = [
     ("model.num_attention_heads=5", "model.num_attention_heads", "does not divide hidden_size 768"),
     ("model.type_vocab_size=1", "model.type_vocab_size", "rows of sentence_pairs need 2 segments"),
-    ("data.rows=documents", "data.rows", "objective mlm+nsp learns from sentence_pairs: choose"),
-    ("optimizer.schedule=warmup_stable_decay", "optimizer.schedule.decay_steps", "may be the"),
-    ("optimizer.frozen_layers=99", "optimizer.frozen_layers", "is 99, and the model has"),
+    (
+        "data.sequence_format=documents",
+        "data.sequence_format",
+        "objective mlm+nsp learns from sentence_pairs: choose",
+    ),
+    ("optimizer.schedule=warmup_stable_decay", "optimizer.schedule.decay_steps", "must be from"),
+    ("optimizer.frozen_layers=99", "optimizer.frozen_layers", "is 99, but the model has"),
     ("optimizer.spike_factor=0.5", "optimizer.spike_factor", "0 or more than 1"),
     *(
         (f"{name}={value}", path, f"Did you mean {meant!r}?")
@@ -266,8 +270,8 @@ _IMPOSSIBLE = [
             ("model.mixer", "model.mixer.kind", "attentoin", "attention"),
             ("model.mixer.score", "model.mixer.score", "scaled_product", "scaled_dot_product"),
             ("compute.attention", "compute.attention", "fuse", "fused"),
-            ("data.rows", "data.rows", "sentence-pairs", "sentence_pairs"),
-            ("data.mask", "data.mask", "token", "tokens"),
+            ("data.sequence_format", "data.sequence_format", "sentence-pairs", "sentence_pairs"),
+            ("data.masking", "data.masking", "token", "tokens"),
             ("optimizer.schedule", "optimizer.schedule.kind", "bert_line", "bert_linear"),
         )
     ),
@@ -278,11 +282,11 @@ _IMPOSSIBLE = [
         "gradient_accumulation_steps = 3 does not divide",
     ),
     ("optimizer.warmup_steps=-1", "optimizer.warmup_steps", "the schedule has 1000000 steps"),
-    ("optimizer.warmup_steps=1000000", "optimizer.warmup_steps", "warmup_steps=100000 is a tenth"),
+    ("optimizer.warmup_steps=1000000", "optimizer.warmup_steps", "warmup_steps=100000 (a tenth"),
     ("phases=[]", "phases", "at least one phase"),
     ("phases.1.sequence_length=513", "phases.1.sequence_length", "longer than the position table"),
     ("phases.0.max_predictions=0", "phases.0.max_predictions", "the usual value is 19"),
-    ("phases.0.max_predictions=126", "phases.0.max_predictions", "has 125 tokens to choose from"),
+    ("phases.0.max_predictions=126", "phases.0.max_predictions", "must be 1 to 125"),
     ("phases.1.masked_lm_prob=1.5", "phases.1.masked_lm_prob", "at most 1, or -1 for data."),
     ("phases.1.masked_lm_prob=0", "phases.1.masked_lm_prob", "at most 1, or -1 for data."),
     ("mesh.tensor=5", "mesh.tensor", "does not divide num_attention_heads 12"),
@@ -339,17 +343,21 @@ def test_a_field_without_effect_is_rejected(assignments, message):
 
 
 def test_an_option_without_effect_on_the_rows_is_rejected():
-    config = config_loader.override(_TWO_PHASES, ["objective=mlm", "data.rows=full_sentences"])
+    config = config_loader.override(
+        _TWO_PHASES, ["objective=mlm", "data.sequence_format=full_sentences"]
+    )
     one_segment = config_loader.override(config, ["model.type_vocab_size=1"])
     assert validate(one_segment) is one_segment
-    with pytest.raises(UsageError, match=r"data\.short_seq_prob is 0\.0.*rows sentence_pairs only"):
+    with pytest.raises(
+        UsageError, match=r"short_seq_prob is 0\.0.*sequence_format sentence_pairs only"
+    ):
         validate(config_loader.override(config, ["data.short_seq_prob=0"]))
 
 
 def test_a_generator_of_another_width_needs_the_masked_lm_transform():
     config = config_loader.override(
         _TWO_PHASES,
-        ["objective=rtd", "data.rows=full_sentences", "model.masked_lm_transform=false"],
+        ["objective=rtd", "data.sequence_format=full_sentences", "model.masked_lm_transform=false"],
     )
     with pytest.raises(UsageError, match=r"model\.masked_lm_transform.*model\.generator_size"):
         validate(complete(config))

@@ -42,10 +42,10 @@ def test_pretrain_verifies_checksums_or_sizes(copied, tmp_path, capsys):
 
 def test_evaluate_verifies_the_validation_split(copied, tmp_path, capsys):
     """The corpus is checked before the checkpoint, which is missing here."""
-    arguments = ["evaluate", "--checkpoint", str(tmp_path / "none"), "--corpus", str(copied)]
+    arguments = ["evaluate", str(tmp_path / "none"), "--corpus", str(copied)]
     change_last_id(copied, "train")
     assert main(arguments) == 2
-    assert "--checkpoint" in capsys.readouterr().err
+    assert "CHECKPOINT" in capsys.readouterr().err
     file = change_last_id(copied, "validation")
     assert main(arguments) == 4
     assert str(file) in capsys.readouterr().err

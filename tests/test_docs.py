@@ -1,4 +1,4 @@
-"""The documentation says what the code does: tables, commands, links and names are compared."""
+"""The documentation agrees with the code: tables, commands, links and names are compared."""
 
 import ast
 import dataclasses
@@ -16,10 +16,11 @@ import jax
 import pytest
 
 from bert_jax import config_loader, errors
-from bert_jax.cli.usage import command_parser, verbs_of
+from bert_jax.cli.usage import command_parser, parse, verbs_of
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
+from tests.doc_pages import front_matter, pages
 from tests.paths import ROOT
 
 _ROOT = ROOT
@@ -28,15 +29,15 @@ _SOURCES = [*_PACKAGE.rglob("*.py"), *(_ROOT / "bert_jax_lab").rglob("*.py")]
 _VERB_FOLDERS = ("training", "inference", "exchange")
 _PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 _EXTRAS = _PROJECT["optional-dependencies"]
-_ARCHITECTURE, _CONFIGURATION = (
-    _ROOT / "docs" / name for name in ("architecture.md", "configuration.md")
-)
-_DOCS = sorted(
-    page for folder in (".", "docs", "docs/tutorials") for page in (_ROOT / folder).glob("*.md")
-)
+_REFERENCE = _ROOT / "docs" / "reference"
+_FILES = _REFERENCE / "files.md"
+_KINDS = ("tutorial", "guide", "reference", "concept")
 _PARSER = command_parser()
 _VERBS = verbs_of(_PARSER)
-each_document = pytest.mark.parametrize("document", _DOCS, ids=lambda p: p.name)
+_DOCS = pages()
+each_document = pytest.mark.parametrize(
+    "document", _DOCS, ids=lambda page: str(page.relative_to(_ROOT))
+)
 
 
 # --- reading Markdown ----------------------------------------------------------------------------
@@ -94,18 +95,39 @@ def commands(text: str) -> list[list[str]]:
     return found
 
 
+# --- pages ----------------------------------------------------------------------------------------
+
+
+@each_document
+def test_each_page_declares_its_kind(document):
+    if document.parent == _ROOT:
+        return
+    fields = front_matter(document)
+    assert fields.get("kind") in _KINDS and fields.keys() <= {"kind", "generated"}
+    body = document.read_text(encoding="utf-8").partition("\n---\n")[2]
+    assert body.startswith("\n# "), "the title follows the front matter"
+
+
+@each_document
+def test_no_page_names_a_commit(document):
+    text = prose(document.read_text(encoding="utf-8"))  # blocks may show fingerprints
+    for word in re.findall(r"\b[0-9a-f]{7,40}\b", text):
+        assert word.isdigit() or word.isalpha(), f"{document.name}: {word}"
+
+
 # --- fields ---------------------------------------------------------------------------------------
 
 
 @each_document
 def test_no_field_is_named_that_does_not_exist(document):
     sections = [f.name for f in dataclasses.fields(TrainConfig)]
-    tables = _CONFIGURATION.read_text(encoding="utf-8")
+    tables = (_REFERENCE / "config.md").read_text(encoding="utf-8")
     known = {*re.findall(r"^\| `([a-zN_][\w.]*)` \|", tables, re.MULTILINE)}
     for span in spans(document.read_text(encoding="utf-8")):
         match = re.match(rf"({'|'.join(sections)})\.[a-zN0-9][\w.]*(?=$|=)", span)
         if match and not match[0].endswith((".py", ".json", ".safetensors")):
             path = re.sub(r"\b\d+\b", "N", match[0]).removesuffix(".kind").removesuffix(".N")
+            path = re.sub(r"^phases\.(?=[a-z])", "phases.N.", path)  # the only phase
             path = path.replace("phases.N.schedule", "optimizer.schedule")
             is_there = any(f"{each}.".startswith(f"{path}.") for each in known)
             assert is_there, f"{document.name}: `{span}`"
@@ -114,15 +136,17 @@ def test_no_field_is_named_that_does_not_exist(document):
 # --- the command line -----------------------------------------------------------------------------
 
 
-def test_no_verb_is_described_that_does_not_exist():
-    text = section(_CONFIGURATION, "Command line")
-    assert re.findall(r"^### `bert-jax ([\w-]+)`$", text, re.MULTILINE) == list(_VERBS)
+def test_each_verb_is_described_once():
+    text = (_REFERENCE / "cli.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^### `bert-jax ([\w-]+)`$", text, re.MULTILINE)) == sorted(_VERBS)
 
 
 _WITH_COMMANDS = [*_DOCS, *sorted((_ROOT / "configs").glob("*.py")), _ROOT / "examples/demo.sh"]
 
 
-@pytest.mark.parametrize("file", [*_WITH_COMMANDS, None], ids=lambda p: p.name if p else "--help")
+@pytest.mark.parametrize(
+    "file", [*_WITH_COMMANDS, None], ids=lambda p: str(p.relative_to(_ROOT)) if p else "--help"
+)
 def test_every_command_is_understood(file, capsys):
     """Commands in blocks are parsed by the parser, and their configs checked, as if they ran."""
     if file is None:
@@ -135,7 +159,7 @@ def test_every_command_is_understood(file, capsys):
         if command[0] in ("VERB", "--help", "--version"):
             continue
         try:
-            arguments = _PARSER.parse_args(command)
+            arguments = parse(_PARSER, command)
         except SystemExit as end:
             if end.code:
                 pytest.fail(f"{shlex.join(command)}: {capsys.readouterr().err}")
@@ -158,9 +182,9 @@ def test_defaults_in_help_stand_at_the_end():
 
 def test_extras_are_installed_from_the_clone():
     """Nothing is on an index yet: a name of the package would install nothing, or another one."""
-    for file in [*(_ROOT / "docs").glob("*.md"), *_SOURCES]:
+    for file in [*_DOCS, *_SOURCES]:
         assert "bert-jax[" not in file.read_text(encoding="utf-8"), file
-    for document in (_ROOT / "docs").glob("*.md"):
+    for document in _DOCS:
         for extra in re.findall(r"pip install -e '\.\[([^]]*)\]'", document.read_text()):
             assert {*extra.split(",")} <= _EXTRAS.keys(), document.name
 
@@ -180,13 +204,13 @@ def test_messages_name_the_versions_of_the_extras():
 def test_messages_and_help_name_no_file_of_the_clone():
     for module in _SOURCES:
         for text in texts(module):
-            assert not re.search(r"docs/[\w-]+\.md", text), (module, text)
+            assert not re.search(r"docs/[\w/-]+\.md", text), (module, text)
     for verb in (_PARSER, *_VERBS.values()):
         assert "docs/" not in verb.format_help(), verb.prog
 
 
 def test_variables_of_trackers_are_described():
-    text = section(_CONFIGURATION, "Trackers")
+    text = (_ROOT / "docs" / "guides" / "monitor.md").read_text(encoding="utf-8")
     module = (_PACKAGE / "workdir" / "trackers.py").read_text(encoding="utf-8")
     for variable in re.findall(r'environ\.get\("(\w+)"', module):
         assert f"`{variable}`" in text
@@ -202,7 +226,7 @@ def test_no_verb_or_option_is_named_that_does_not_exist(document):
             assert match[1] in _VERBS, f"{document.name}: `{span}`"
         # Of other programs only what a span begins with another word is about.
         if span.startswith(("--", "bert-jax ")):
-            for option in re.findall(r"(?<!\S)--[a-z][\w-]*", span):
+            for option in re.findall(r"(?<!\S)--[a-z][\w-]*(?![\w.-])", span):
                 assert option in known | {"--help", "--version"}, f"{document.name}: `{span}`"
 
 
@@ -220,14 +244,14 @@ def texts(module: Path) -> Iterator[str]:
 
 def test_exit_codes():
     classes = [errors.BertJaxError, *errors.BertJaxError.__subclasses__(), errors.Interrupted]
-    rows = table(section(_ARCHITECTURE, "Exit codes"))
-    assert {name: int(code) for code, name, _ in rows if name} == {
+    rows = table((_REFERENCE / "exit-codes.md").read_text(encoding="utf-8"))
+    assert {name: int(code) for code, name, *_ in rows if name} == {
         c.__name__: c.exit_code for c in classes
     }
 
 
 def test_the_batch():
-    rows = table(section(_ARCHITECTURE, "Batch"))
+    rows = table(section(_FILES, "Batch"))
     assert {name: (shape, dtype) for name, shape, dtype, _ in rows} == {
         name: (f"[B, {size}]", dtype.__name__) for name, (size, dtype) in MLM_NSP.fields.items()
     }
@@ -245,7 +269,7 @@ def test_the_parameters():
         type_vocab_size=3,
     )
     described = {}
-    for name, shape in table(section(_ARCHITECTURE, "Parameters")):
+    for name, shape in table(section(_FILES, "Parameters")):
         sized = tuple(sizes[letter] for letter in shape.strip("[]").split(", "))
         described |= {name.replace("_N", f"_{n}"): sized for n in range(2)}
     leaves = jax.tree_util.tree_leaves_with_path(bert.abstract_params(model))
@@ -253,12 +277,12 @@ def test_the_parameters():
 
 
 def test_the_mesh():
-    axes = table(section(_ROOT / "docs/parallelism.md", "The mesh"))
+    axes = table(section(_ROOT / "docs/concepts/sharding.md", "The mesh"))
     assert tuple(name for name, *_ in axes) == sharding.AXES
 
 
 def test_the_corpus_directory(corpus):
-    files, manifest = (table(section(_ARCHITECTURE, "Corpus directory"), n) for n in range(2))
+    files, manifest = (table(section(_FILES, "Corpus directory"), n) for n in range(2))
     assert [name for name, _ in manifest] == list(json.loads((corpus / "corpus.json").read_bytes()))
     patterns = [name.replace("NNNNN", "[0-9]" * 5) for name, *_ in files]
     described = {path for pattern in patterns for path in corpus.glob(pattern.rstrip("/"))}
@@ -268,7 +292,7 @@ def test_the_corpus_directory(corpus):
 
 
 def test_the_work_directory(trained):
-    entries, fields, events = (table(section(_ARCHITECTURE, "Work directory"), n) for n in range(3))
+    entries, fields, events = (table(section(_FILES, "Work directory"), n) for n in range(3))
     described = {name.rstrip("/") for name, _ in entries}
     there = {path.name for path in trained.iterdir()}
     assert described - there == {
@@ -300,6 +324,18 @@ def test_the_generated_parts_are_up_to_date():
     assert subprocess.run(command).returncode == 0, "run python docs/generate.py"
 
 
+def test_hours_and_prices_of_recipes_have_one_place():
+    """The table of README.md is generated; a copy elsewhere would become wrong."""
+    times = [row[2] for row in table(section(_ROOT / "README.md", "Which recipe?"))][1:]
+    figures = {figure for time in times for figure in time.split(", ")}
+    for file in [*_DOCS, *(_ROOT / "configs").glob("*.py")]:
+        text = file.read_text(encoding="utf-8")
+        if file.name == "README.md":
+            text = text.replace(section(file, "Which recipe?"), "")
+        for figure in figures:
+            assert not re.search(rf"(?<![\d.]){re.escape(figure)}\b", text), (file.name, figure)
+
+
 # --- links and names ------------------------------------------------------------------------------
 
 
@@ -322,9 +358,9 @@ def test_links_lead_somewhere(document):
 
 
 def test_what_the_code_refers_to_is_there():
-    for module in _PACKAGE.rglob("*.py"):
+    for module in [*_SOURCES, *(_ROOT / "configs").glob("*.py")]:
         for name, anchor in re.findall(
-            r"docs/(\w+\.md)(?:#([\w-]+))?", module.read_text(encoding="utf-8")
+            r"docs/([\w/-]+\.md)(?:#([\w-]+))?", module.read_text(encoding="utf-8")
         ):
             linked = _ROOT / "docs" / name
             assert linked.exists(), f"{module}: {name}"

@@ -112,7 +112,7 @@ def test_the_run_and_its_export_have_the_same_figures(trained, exported, corpus,
     names = ("loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "perplexity")
     assert [result[name] for name in names] == [last[name] for name in names]
     assert (result["step"], result["sequence_length"]) == (200, 48)
-    out = evaluated(capsys, exported, "--like", trained, "--corpus", corpus)
+    out = evaluated(capsys, exported, "--eval-set-from", trained, "--corpus", corpus)
     assert out["sequence_length"] == 48
     for name in names:
         assert out[name] == pytest.approx(result[name], rel=1e-6)
@@ -120,7 +120,7 @@ def test_the_run_and_its_export_have_the_same_figures(trained, exported, corpus,
 
 def test_fill_mask_prints_a_table(trained, capsys):
     text = "At noon [MASK] goes to the stable."
-    assert main(["fill-mask", "--checkpoint", str(trained), "--top", "3", text]) == 0
+    assert main(["fill-mask", str(trained), "--top", "3", text]) == 0
     out = capsys.readouterr().out
     assert text in out and "probability" in out
     assert len([line for line in out.splitlines() if line.startswith("│")]) == 3

@@ -19,12 +19,15 @@ import bert_jax
 from bert_jax.__main__ import main
 from bert_jax.config import ComputeConfig, HeadConfig
 from bert_jax.config_loader import load_config
+from bert_jax.data.corpus.store import open_corpus
 from bert_jax.model import bert, layers
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed
 from bert_jax.update.flops import train_flops
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import train_step
+from bert_jax.workdir import run_directory
+from bert_jax.workdir.checkpoint import Checkpoints
 from tests.batches import mesh_of
 from tests.model.test_positions import model_of, packed_and_alone
 from tests.models import random_params
@@ -49,7 +52,7 @@ _OF_STUDY = {
 _MIXERS = {name: (str(_EXTEND / f"{name}.py"), []) for name in ("mixer", "window")} | _OF_STUDY
 each_mixer = pytest.mark.parametrize("name", _MIXERS)
 # Extensions that add arrays to the saved state, or that observe each step.
-_RESUMED = ("hook", "objective", "optimizer")
+_RESUMED = ("hook", "optimizer")
 
 _SMALL = [
     "model.vocab_size=240", "model.num_hidden_layers=1", "model.hidden_size=32",
@@ -114,7 +117,7 @@ def test_a_run_trains_resumes_evaluates_and_reports(path, corpus, tmp_path, monk
         assert_same_bits(arrays_of(whole, 24), arrays_of(stopped, 24))
 
     capsys.readouterr()
-    command = ["evaluate", "--json", "--checkpoint", str(whole), "--corpus", str(corpus)]
+    command = ["evaluate", "--json", str(whole), "--corpus", str(corpus)]
     assert main([*command, "--extend", str(path)]) == 0
     found = json.loads(capsys.readouterr().out)
     last = [r for r in _rows(whole) if r.get("split")][-1]
@@ -132,7 +135,7 @@ def test_a_workdir_names_its_extension(corpus, tmp_path, capsys, monkeypatch):
     assert main([*command, *_SET]) == 0
     for table in (OBJECTIVES, PARTS):
         monkeypatch.setattr(table, "_entries", {})
-    assert main(["evaluate", "--json", "--checkpoint", str(run), "--corpus", str(corpus)]) == 2
+    assert main(["evaluate", "--json", str(run), "--corpus", str(corpus)]) == 2
     said = capsys.readouterr().err
     assert "objective is 'token-order'" in said and "--extend" in said
 
@@ -144,15 +147,15 @@ def test_a_kind_of_task(trained, tmp_path, capsys):
              words[label]]  # fmt: skip
     for name in ("train.txt", "dev.txt"):
         (tmp_path / name).write_text("# LABEL: TEXT\n" + "\n".join(lines) + "\n")
-    command = ["finetune", "--extend", str(path), "--task", "topic", "--checkpoint", str(trained)]
+    command = ["finetune", "--extend", str(path), "--task", "topic", str(trained)]
     command += ["--train", str(tmp_path / "train.txt"), "--dev", str(tmp_path / "dev.txt")]
-    command += ["--workdir", str(tmp_path / "run"), "--length", "16", "--batch-size", "16"]
+    command += ["--workdir", str(tmp_path / "run"), "--max-length", "16", "--batch-size", "16"]
     command += ["--learning-rate", "3e-3", "--epochs", "16"]
     assert main(command) == 0
     assert main(command) == 0  # finished: only told so
     (tmp_path / "new.txt").write_text("the hay of Ada\nthe stable of Ada\n")
     capsys.readouterr()
-    predict = ["predict", "--extend", str(path), "--checkpoint", str(tmp_path / "run")]
+    predict = ["predict", "--extend", str(path), str(tmp_path / "run")]
     assert main([*predict, "--input", str(tmp_path / "new.txt")]) == 0
     found = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
     assert found == ["food", "home"]
@@ -216,11 +219,12 @@ def test_flops_of_a_mixer_are_its_products(name, monkeypatch):
 @each_mixer
 def test_a_mixer_is_shown_and_exported_or_refused(name, corpus, tmp_path, capsys):
     (given, changes), run = _MIXERS[name], str(tmp_path / "run")
-    command = ["pretrain", given, "--corpus", str(corpus), "--workdir", run, *_SET]
-    packed = ["data.packing=best_fit", "phases.0.max_predictions=-1"]
-    assert main([*command, *_with(changes + packed)]) == 0
-    capsys.readouterr()
-    ask = ["--checkpoint", run, *_extend(given)]
+    config = load_config(given, [*_SMALL, *changes])
+    run_directory.create(tmp_path / "run", config, open_corpus(corpus), init_from=None)
+    saved = Checkpoints(tmp_path / "run", config.checkpoint)
+    saved.save(TrainState.initial(config, mesh_of(1)), step=1)
+    saved.close()
+    ask = [run, *_extend(given)]
     shown = main(["attention", *ask, "--json", "the house of Ada " * 5])
     told = capsys.readouterr()
     if name == "window":
@@ -234,11 +238,11 @@ def test_a_mixer_is_shown_and_exported_or_refused(name, corpus, tmp_path, capsys
         chosen = load_config(given, changes).model
         refused = f"model.mixer is {chosen.mixer.kind}: it has no attention"
         if name == "additive":
-            refused = "model.mixer.score is additive: only products"
+            refused = "model.mixer.score is additive: only dot products"
         assert shown == 2
         assert refused in told.err and told.err.count("\n") == 1
     out = str(tmp_path / "out")
-    assert main(["export", *ask, "--format", "hf", "--output", out]) == 2
+    assert main(["export", *ask, "--format", "hf", "--output-dir", out]) == 2
     told = capsys.readouterr()
     assert "which this format does not support" in told.err and told.err.count("\n") == 1
 
@@ -268,10 +272,10 @@ def test_verbs_ignore_unknown_optimizers_and_objectives(tmp_path, trained, field
     section, _, name = field.rpartition(".")
     (values["config"][section] if section else values["config"])[name] = "of-my-own"
     (workdir / "config.json").write_text(json.dumps(values))
-    assert main(["fill-mask", "--checkpoint", str(workdir), "The [MASK]."]) == 0
+    assert main(["fill-mask", str(workdir), "The [MASK]."]) == 0
     for format in ("hf", "tf1"):
         output = str(tmp_path / format)
-        command = ["export", "--checkpoint", str(workdir), "--format", format, "--output", output]
+        command = ["export", str(workdir), "--format", format, "--output-dir", output]
         assert main(command) == 0, capsys.readouterr().err
 
 
@@ -289,6 +293,6 @@ _TYPOS = {
 def test_an_error_in_a_config_is_one_line(tmp_path, source, capsys):
     path = tmp_path / "mine.py"
     path.write_text(source + "\n")
-    assert main(["show", str(path)]) == 2
+    assert main(["config", "show", str(path)]) == 2
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1 and str(path) in printed and _TYPOS[source] in printed

@@ -16,7 +16,7 @@ from bert_jax.interchange import name_map, safetensors_files
 def test_a_value_that_is_no_object(tmp_path):
     (tmp_path / "a.json").write_text("[1]")
     assert strict_json.load(tmp_path / "a.json") == [1]
-    with pytest.raises(UsageError, match=r"a.json is damaged: it holds no JSON object"):
+    with pytest.raises(UsageError, match=r"a.json is damaged: expected a JSON object"):
         strict_json.load_object(tmp_path / "a.json")
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator
 
 import pytest
 import yaml
@@ -69,6 +70,16 @@ def test_the_repository_has_one_address():
             assert address == REPOSITORY, f"{file.name}: {address}"
 
 
+def _listed(groups: list[dict]) -> Iterator[str]:
+    """Yields the pages of a navigation, whose groups may contain groups."""
+    for group in groups:
+        for inside in group.values():
+            if isinstance(inside, str):
+                yield inside
+            else:
+                yield from _listed(inside)
+
+
 def test_every_page_of_the_site_links_to_what_the_site_has(tmp_path):
     spec = importlib.util.spec_from_file_location("site_of_docs", _ROOT / "docs" / "site.py")
     assert spec and spec.loader
@@ -76,22 +87,15 @@ def test_every_page_of_the_site_links_to_what_the_site_has(tmp_path):
     spec.loader.exec_module(site)
     site.lay_out(tmp_path / "site")
     pages = sorted((tmp_path / "site" / "docs").rglob("*.md"))
-    assert {"index.md", "data.md", "CONTRIBUTING.md"} <= {page.name for page in pages}
+    assert {"index.md", "glossary.md", "CONTRIBUTING.md"} <= {page.name for page in pages}
     config = tomllib.loads((tmp_path / "site" / "zensical.toml").read_text(encoding="utf-8"))
     _, *groups = config["project"]["nav"]
-    listed = {
-        path
-        for group in groups
-        for part in group.values()
-        for page in part
-        for path in page.values()
-    }
-    of_docs = [*(_ROOT / "docs").glob("*.md"), *(_ROOT / "docs" / "tutorials").glob("*.md")]
-    assert listed == {
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        *(str(page.relative_to(_ROOT / "docs")) for page in of_docs),
-    }
+    assert [name for group in groups for name in group] == [*site._HEADINGS.values()]
+    of_docs = [page for page in (_ROOT / "docs").rglob("*.md") if site.kind_of(page)]
+    assert sorted(_listed(groups)) == sorted(
+        ["CHANGELOG.md", "CONTRIBUTING.md"]
+        + [str(page.relative_to(_ROOT / "docs")) for page in of_docs]
+    )
     links = 0
     for page in pages:
         text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)

@@ -1,5 +1,6 @@
 """The core imports, trains and exports without the laboratory, `bert_jax_lab`."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -33,29 +34,23 @@ assert not [name for name in sys.modules if name.startswith("bert_jax_lab")]
 
 def test_the_core_works_without_the_laboratory(tmp_path):
     phase = PhaseConfig(sequence_length=32, steps=3, global_batch_size=8, max_predictions=5)
-    config = tiny_corpus.tiny_config(phases=(phase,), optimizer=OptimizerConfig(warmup_steps=1))
+    model = dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1)
+    config = tiny_corpus.tiny_config(
+        model=model, phases=(phase,), optimizer=OptimizerConfig(warmup_steps=1)
+    )
     named = str(tiny_corpus.write_config(tmp_path / "tiny.json", config))
     text = str(tiny_corpus.write(tmp_path / "text.txt"))
     corpus, run = str(tmp_path / "corpus"), str(tmp_path / "run")
     again = ["pretrain", named, "--corpus", corpus, "--workdir", f"{run}2"]
+    prepared = ["--vocab-size", "240", "--validation-fraction", "0.1"]
     commands = [
         ["--help"],
-        [
-            "prepare",
-            "--source",
-            text,
-            "--output",
-            corpus,
-            "--vocab-size",
-            "240",
-            "--validation-fraction",
-            "0.1",
-        ],
+        ["prepare", "--source", text, "--output-dir", corpus, *prepared],
         ["pretrain", named, "--corpus", corpus, "--workdir", run],
         ["evaluate", run],
-        ["export", "--checkpoint", run, "--format", "hf", "--output", str(tmp_path / "export")],
+        ["export", run, "--format", "hf", "--output-dir", str(tmp_path / "export")],
         ["doctor", named],
-        [*again, "--expect", run],
+        [*again, "--compare-with", run],
         [*again, "--set", 'hooks=["expected_curves"]'],
     ]
     done = subprocess.run(
@@ -68,7 +63,7 @@ def test_the_core_works_without_the_laboratory(tmp_path):
     codes = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("code ")]
     assert codes == ["0", "0", "0", "0", "0", "2", "2", "2"], done.stdout + done.stderr
     help_ = done.stdout[: done.stdout.index("code ")]
-    assert "\n    pretrain " in help_ and "doctor" not in help_
+    assert "\n  pretrain " in help_ and "doctor" not in help_
     assert "held-out" in done.stdout and "as expected" not in done.stdout
-    assert "--expect: hook" in done.stderr and "part of bert_jax_lab" in done.stderr
+    assert "--compare-with: hook" in done.stderr and "part of bert_jax_lab" in done.stderr
     assert "'doctor' is part of bert_jax_lab, which is not installed" in done.stderr

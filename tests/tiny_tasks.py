@@ -80,14 +80,14 @@ def pairs(path: Path, *, seed: int, count: int = 160) -> Path:
 
 
 def tagged(path: Path, *, seed: int, count: int = 160) -> Path:
-    """Animals, one word or two, and places, in CoNLL columns."""
+    """Animals of two words and places, in CoNLL columns; all sentences are of one length."""
     draw = random.Random(seed)
     blocks = []
     for _ in range(count):
         rows = ["the O"]
         rows += [f"{draw.choice(_GOOD)} B-animal", f"{draw.choice(_NOUNS)} I-animal"]
         rows += ["lives O", "in O", f"{draw.choice(_PLACES)} B-place", ". O"]
-        blocks.append("\n".join(rows[draw.randrange(2) * 3 :]))
+        blocks.append("\n".join(rows))
     path.write_text("\n\n".join(blocks) + "\n")
     return path
 

@@ -1,1 +1,1 @@
-"""The public Python API: what `import bert_jax` offers (docs/python.md)."""
+"""The public Python API: the implementation of `import bert_jax`."""

@@ -1,7 +1,7 @@
-"""A model from any checkpoint: tokens, vectors, logits, predictions.
+"""A model from any checkpoint: tokens, embeddings, logits, predictions.
 
-Dims: N texts, L tokens of the longest one (filled up to a multiple of 8), D width, W width x number
-of layers, V rows of the word embedding.
+Dims: N texts, L tokens of the longest one (padded to a multiple of 8), D width, W width x number of
+layers, V rows of the word embedding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,36 +27,36 @@ from bert_jax.tasks.predict import Predictor
 # A text, texts, or pairs of texts.
 Texts = str | Sequence[str] | Sequence[tuple[str, str]]
 Pooled = Literal["mean", "cls", "max", "lasttoken"]
-# Texts at a time, where every token of each has an output as wide as the vocabulary.
+# Texts per batch if every token has an output as wide as the vocabulary.
 _BATCH = 8
-# Up to this many texts, a progress bar would end before it is seen.
+# Up to this number of texts, a progress bar is not worthwhile.
 _WORTH_NO_BAR = 64
 
 
 def load(
     path: str | Path, *, allow_missing_heads: bool = True, ignore_unexpected: Sequence[str] = ()
 ) -> "Model":
-    """Reads a workdir (its newest good step), a step of one, a Hugging Face directory or a TF1 one.
+    """Reads a workdir (its newest good step), a step of one, a Hugging Face or a TF1 directory.
 
-    A workdir or step of one may be in a bucket (`gs://BUCKET/PATH`). Heads of a foreign model that
-    are not whole are left out with a note; with `allow_missing_heads=False` they are an error.
-    Extra tensors of a foreign model are an error, unless one of the patterns matches their name.
-    Raises UsageError if `path` is none of these or its tensors do not fit its config, and
-    NoUsableCheckpoint if it holds nothing to read.
+    A workdir or one of its steps may be in a bucket (`gs://BUCKET/PATH`). Incomplete heads of a
+    third-party model are omitted with a note; with `allow_missing_heads=False` they are an error.
+    Extra tensors are an error unless a pattern in `ignore_unexpected` matches their name. Raises
+    UsageError if `path` is not a checkpoint or its tensors do not fit its config, and
+    NoUsableCheckpoint if a workdir has no checkpoint.
     """
     source = load_checkpoint(
         path, allow_missing_heads=allow_missing_heads, ignore_unexpected=ignore_unexpected
     )
     if source.missing:
-        note(f"{path} has no {', '.join(source.missing)}: loaded without")
+        note(f"{path}: loaded without {', '.join(source.missing)}, which it lacks")
     return Model(source)
 
 
 class Model:
-    """A checkpoint that computes: what `load` returns.
+    """A loaded checkpoint, which `load` returns.
 
-    Its parameters are on all devices. Its methods take texts and return NumPy arrays, float32; they
-    set their mesh while they compute, whatever mesh is set outside. Compiled programs are kept.
+    Its parameters are on all devices. Its methods take texts and return float32 NumPy arrays; they
+    set their own mesh while they compute. Compiled programs are cached.
     """
 
     def __init__(self, source: LoadedCheckpoint):
@@ -67,7 +67,7 @@ class Model:
 
     @property
     def config(self) -> TrainConfig:
-        """The run's config; for a foreign model only `model` and `head` are meaningful."""
+        """The run's config; for a third-party model, only `model` and `head` are meaningful."""
         return self._source.config
 
     @property
@@ -82,9 +82,9 @@ class Model:
 
     @property
     def params(self) -> bert.Params:
-        """The parameters, float32: a nested dict with a subtree for the encoder and each part.
+        """The float32 parameters: a nested dict with a subtree for the encoder and for each part.
 
-        They are placed on `mesh`; `jax.device_get(model.params)` returns plain arrays.
+        They are placed on `mesh`; `jax.device_get(model.params)` returns NumPy arrays.
         """
         return self._source.params
 
@@ -95,7 +95,7 @@ class Model:
 
     @property
     def source(self) -> LoadedCheckpoint:
-        """The checkpoint for the functions of the library."""
+        """The checkpoint, for use with the library's functions."""
         return self._source
 
     def __repr__(self) -> str:
@@ -103,17 +103,17 @@ class Model:
         return (
             f"<Model of {self._source.directory}, step {self.step}: {', '.join(parts)}; "
             f"{model.num_hidden_layers} layers of {model.hidden_size}, "
-            f"{self.tokenizer.vocab_size:,} sub-words>"
+            f"{self.tokenizer.vocab_size:,} tokens>"
         )
 
     def encode(self, texts: Texts, *, length: int | None = None) -> dict[str, np.ndarray]:
-        """Returns the input of the model for texts: four arrays int32 `[N, L]`.
+        """Returns the model inputs for texts: four int32 arrays `[N, L]`.
 
-        `texts` is a text, a list of texts, or a list of pairs. `input_ids` begin with [CLS] and
-        have [SEP] behind each text; `token_type_ids` are 1 for the second text of a pair;
-        `position_ids` count from 0; `sequence_ids` are 1, and 0 for padding. A row of more than
-        `length` tokens is cut; by default that is what the model has positions for. Raises
-        UsageError if there are no texts.
+        `texts` is a text, a list of texts, or a list of pairs. `input_ids` start with [CLS] and
+        have a [SEP] after each text; `token_type_ids` are 1 for the second text of a pair;
+        `position_ids` count from 0; `sequence_ids` are 1, and 0 for padding. Sequences of more than
+        `length` tokens are truncated (default: the number of positions). Raises UsageError if
+        `texts` is empty.
         """
         return _batch(self._features(texts, length))
 
@@ -125,14 +125,14 @@ class Model:
         self, text: str | Sequence[str], *, top: int = 5
     ) -> list[list[Prediction]] | list[list[list[Prediction]]]:
         """Returns for each [MASK] in `text`, in order, its `top` most probable tokens, best first;
-        for a list of texts a list of that.
+        for a list of texts, a list of these.
 
-        A `Prediction` has a `probability`, a `token`, and the `text` with the token in its place;
-        other masks stay. Raises UsageError if there is no mask, the model has no masked-LM head, or
-        the text has more tokens than the model has positions.
+        A `Prediction` has a `probability`, a `token`, and the `text` with the token inserted; other
+        masks remain. Raises UsageError if the text has no mask or more tokens than the model has
+        positions, or if the model has no masked-LM head.
         """
         if top < 1:
-            raise UsageError(f"`top` {top}: it must be 1 or more")
+            raise UsageError(f"`top` {top}: must be at least 1")
         forward = self._kept("mask", lambda: fill_mask.forward_of(self._source))
         found = [
             fill_mask.fill_mask(self._source, self._tokenizer, each, top=top, forward=forward)
@@ -169,15 +169,15 @@ class Model:
         length: int | None = None,
         normalize: bool | None = None,
     ) -> np.ndarray | list[np.ndarray]:
-        """Returns a vector for each text, `[N, W]`; those of several `layers` are joined.
+        """Returns an embedding for each text, `[N, W]`; several `layers` are concatenated.
 
-        Layers count from 1 to the last layer, 0 are the embeddings, negative numbers count from the
-        end. `pooling` is "mean" over the tokens of a text, [CLS] and [SEP] included, "cls", "max",
-        "lasttoken", or "none", which returns a list with `[tokens, W]` for each text. `normalize`
-        makes vectors of length 1. A text of more than `length` tokens is cut, with a note; by
-        default the limit is the number of positions. A directory of sentence-transformers sets
-        these defaults. Raises UsageError if there are no texts, or for a layer or length that the
-        model lacks.
+        Layers count from 1 to the last layer; 0 is the embedding layer, and negative numbers count
+        from the end. `pooling` is "mean" over the tokens of a text, including [CLS] and [SEP],
+        "cls", "max", "lasttoken", or "none", which returns a list with `[tokens, W]` for each text.
+        `normalize` scales embeddings to length 1. Texts of more than `length` tokens are truncated,
+        with a note (default: the number of positions). A sentence-transformers directory sets these
+        defaults. Raises UsageError if `texts` is empty, or for a layer or length that the model
+        lacks.
         """
         texts = _texts(texts)
         chosen = tuple(layers) if isinstance(layers, Iterable) else (layers,)
@@ -197,13 +197,13 @@ class Model:
         return arrays["vectors"]
 
     def logits(self, texts: Texts, *, length: int | None = None) -> dict[str, np.ndarray]:
-        """Returns the logits of each head for texts, from one pass.
+        """Returns the logits of all heads for texts, from one pass.
 
-        `texts` and `length` are as in `encode`, and so are the rows. With its head, `mlm_logits`
-        `[N, L, V]` for *every* position (at a [MASK] they are what `fill_mask` ranks),
+        `texts` and `length` are as in `encode`, and so are the rows. Depending on the heads:
+        `mlm_logits` `[N, L, V]` for *every* position (at a [MASK], `fill_mask` ranks them),
         `nsp_logits` `[N, 2]` (is next, is not next), `sequence_logits` `[N, labels]`,
         `token_logits` `[N, L, labels]`, `span_logits` `[N, L, 2]` (start, end), `replaced_logits`
-        `[N, L]`. At padding they are 0. Raises UsageError if there are no texts, or no head.
+        `[N, L]`. Padding has 0. Raises UsageError if `texts` is empty or the model has no head.
         """
         features = self._features(texts, length)
         found = self._kept(
@@ -220,9 +220,9 @@ class Model:
     def hidden_states(self, texts: Texts, *, length: int | None = None) -> np.ndarray:
         """Returns the outputs of all layers, `[layers + 1, N, L, D]`, from one pass.
 
-        The first are the embeddings, the last what the heads read. At padding they are 0. `texts`
-        and `length` are as in `encode`, and so are the rows. Raises UsageError if there are no
-        texts.
+        The first is the embedding layer, the last one the input of the heads. Padding has 0.
+        `texts` and `length` are as in `encode`, and so are the rows. Raises UsageError if `texts`
+        is empty.
         """
         features = self._features(texts, length)
         layers = tuple(range(self.config.model.num_hidden_layers + 1))
@@ -231,31 +231,31 @@ class Model:
         return np.stack(np.split(joined, len(layers), axis=-1))
 
     def predict(self, rows: Sequence[Any]) -> list[dict[str, Any]]:
-        """Returns the predictions of a fine-tuned model, as `bert-jax predict` writes them.
+        """Returns the predictions of a fine-tuned model, in the format of `bert-jax predict`.
 
-        A row is a text, a pair of texts or a dict of the task's columns; for tags of words a text
-        (cut at white space) or a list of words; for questions a dict with `question`, `context` and
-        perhaps `id`. Raises UsageError if the model is no workdir of `finetune`, or names the row
-        that is not usable.
+        A row is a text, a pair of texts or a dict of the task's columns; for tagging, a text (split
+        at white space) or a list of words; for questions, a dict with `question`, `context` and
+        optionally `id`. Raises UsageError if the model is not a workdir of `finetune`, or with the
+        number of an unusable row.
         """
         if self._predictor is None:
             self._predictor = Predictor(self._source)
         listed = [] if isinstance(rows, str | Mapping) else _listed(rows)
         if not listed:
-            raise UsageError("expected a list of rows, with one at least")
+            raise UsageError("`rows`: expected a list with at least one row")
         return self._predictor.given(listed)
 
     def _features(self, texts: Texts, length: int | None) -> Features:
         given = _listed(texts)
         rows = [text_row(row, number=number) for number, row in enumerate(given)]
         if not rows:
-            raise UsageError("there are no texts")
+            raise UsageError("`texts` is empty; pass at least one text")
         if len({len(row.texts) for row in rows}) > 1:
-            raise UsageError("expected texts or pairs of texts, not some of each")
+            raise UsageError("`texts`: expected only texts or only pairs of texts, not both")
         limit = self.config.model.max_position_embeddings
         length = limit if length is None else length
         if length > limit:
-            raise UsageError(f"`length` {length}: the model has {limit} positions")
+            raise UsageError(f"`length` {length}: the model has only {limit} positions")
         return encode_texts(
             rows,
             self._tokenizer,
@@ -274,19 +274,19 @@ class Model:
 
 
 def _listed(texts: Any) -> list[Any]:
-    """Returns texts as a list. Raises UsageError for what is neither a text nor a list of some."""
+    """Returns texts as a list. Raises UsageError for any other type."""
     if isinstance(texts, str):
         return [texts]
     if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
-        raise UsageError(f"expected a text or a list of texts, got {brief(texts)}")
+        raise UsageError(f"`texts`: expected a text or a list of texts, got {brief(texts)}")
     return list(texts)
 
 
 def _texts(texts: Any) -> list[str]:
-    """Returns texts. Raises UsageError that names an item that is no text."""
+    """Returns texts. Raises UsageError with the number of an item that is not a text."""
     listed = _listed(texts)
     if not listed:
-        raise UsageError("there are no texts")
+        raise UsageError("`texts` is empty; pass at least one text")
     for number, text in enumerate(listed):
         if not isinstance(text, str):
             raise UsageError(f"text {number}: expected a text, got {brief(text)}")
@@ -294,7 +294,7 @@ def _texts(texts: Any) -> list[str]:
 
 
 def _batch(features: Features) -> dict[str, np.ndarray]:
-    """Returns all rows as one batch of their own length."""
+    """Returns all rows as one batch, without padding to a common length."""
     count = len(features)
     return Batches(features, size=count)(np.arange(count))
 
@@ -303,7 +303,7 @@ def _logits(outputs: dict[str, Any]) -> dict[str, Any]:
     found = {name: array for name, array in outputs.items() if name.endswith("_logits")}
     if not found:
         raise UsageError(
-            "the model has no head, and so no logits; hidden_states() and embed() return the "
-            "outputs of its layers"
+            "the model has no head, so that it has no logits; use hidden_states() or embed() for "
+            "the outputs of its layers"
         )
     return found

@@ -2,9 +2,9 @@
 
     @section
     class PrepareOptions(Verb):
-        text_field: str = setting("text", "NAME: the field of a record with its text")
+        text_column: str = setting("text", "NAME: the field of a record with its text")
 
-declares `--text-field NAME`. The help of the verb and its table in docs/configuration.md are made
+declares `--text-column NAME`. The help of the verb and its table in docs/reference/cli.md are made
 from the declaration. `bool` is a flag, and `bool | None` has a --no- form; a tuple may be repeated;
 a Literal has choices. `Annotated` adds a function that reads the value, another name, or keywords
 of `add_argument`. The sentence is Markdown; the help omits back-ticks and links in parentheses. It
@@ -37,7 +37,7 @@ from typing import (
 )
 
 from bert_jax.config.fields import REQUIRED, OptionField, fields_of, section, setting
-from bert_jax.config_loader import path_or_address, shipped_names
+from bert_jax.config_loader import path_or_address
 from bert_jax.errors import StorageFailed, UsageError
 
 _T = TypeVar("_T")
@@ -65,7 +65,6 @@ class Option(NamedTuple):
     def help(self) -> str:
         """Returns the text for a terminal, in the form that argparse expects."""
         text = f"{self.text} (default: {self.default})" if self.default else self.text
-        text = text.replace("{configs}", ", ".join(shipped_names()))
         text = re.sub(r" ?\(\[[^]]*\]\([^)]*\)\)", "", text)
         return (
             re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("`", "").replace("%", "%%").strip()
@@ -73,7 +72,10 @@ class Option(NamedTuple):
 
 
 def described(declared: type) -> list[Option]:
-    """Returns the options of a class: required options first, and declared before inherited."""
+    """Returns the options of a class: arguments without dashes, required options, other options.
+
+    An argument that may be repeated is the last one. Declared options precede inherited ones.
+    """
     kinds = get_type_hints(declared, include_extras=True)
     found = []
     for owner in (each for each in declared.__mro__ if dataclasses.is_dataclass(each)):
@@ -82,7 +84,13 @@ def described(declared: type) -> list[Option]:
         for name in owner.__annotations__:
             if name in fields and all(name != option.name for option in found):
                 found.append(_option(name, fields[name], kinds[name], group))
-    return sorted(found, key=lambda o: (o.flag is not None, not o.keywords.get("required")))
+
+    def order(option: Option) -> tuple[bool, bool]:
+        if option.flag is None:
+            return False, "nargs" in option.keywords
+        return True, not option.keywords.get("required")
+
+    return sorted(found, key=order)
 
 
 def _option(name: str, field: OptionField, kind: Any, group: tuple[str, str | None]) -> Option:
@@ -163,7 +171,7 @@ def finite(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no finite number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
     return value
 
 
@@ -194,8 +202,8 @@ class Verb:
 
     extend: tuple[Path, ...] = setting(
         (),
-        "FILE: execute this Python file first: it registers custom objectives, optimizers, tasks, "
-        "... ([extend.md](extend.md)); repeat for several",
+        "FILE: execute this Python file first: it registers custom objectives, optimizers, tasks "
+        "and other extensions; repeat for several",
     )
 
     def fields_of(self, declared: type) -> dict[str, Any]:
@@ -210,29 +218,31 @@ class WithConfig(Verb):
 
     config: Positional[str] = setting(
         REQUIRED,
-        "CONFIG: a [shipped config](configuration.md#shipped-configs) ({configs}), a .py file "
-        "that defines config(), or a run's config.json",
+        "CONFIG: a shipped config ('bert-jax config list' lists them), a .py file that defines "
+        "config(), or the config.json of a run",
     )
     overrides: Annotated[tuple[str, ...], "--set"] = setting(
         (),
-        "FIELD=VALUE: change a field, such as `model.hidden_size=256` or `phases.0.steps=100`; "
-        "repeat for several. 'bert-jax show fields CONFIG' lists them",
+        "FIELD=VALUE: change a field, for example `model.hidden_size=256`; repeat for several. "
+        "`--model.hidden_size 256` is the same. 'bert-jax config fields CONFIG' lists the fields",
     )
+
+
+CHECKPOINT = (
+    "a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face directory, "
+    "or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH"
+)
 
 
 @section
 class FromCheckpoint(Verb):
     """A trained model of any kind."""
 
-    checkpoint: Address = setting(
-        REQUIRED,
-        "DIR: a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging "
-        "Face directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH",
-    )
+    checkpoint: Positional[Address] = setting(REQUIRED, f"CHECKPOINT: {CHECKPOINT}")
     ignore_unexpected: tuple[str, ...] = setting(
         (),
-        "PATTERN: for a third-party model: leave out the extra tensors of these names, "
-        "such as `'cls.extra.*'`; repeat for several",
+        "PATTERN: leave out the extra tensors of a third-party model with these names, for example "
+        "`'cls.extra.*'`; repeat for several",
     )
 
 
@@ -247,11 +257,11 @@ class Processes(Verb):
     )
     distributed: bool = setting(False, "find the other processes through Cloud TPU, GKE or Slurm")
     coordinator: str | None = setting(
-        None, "HOST:PORT: on other machines: the address at which process 0 listens"
+        None, "HOST:PORT: the address at which process 0 listens, for any other cluster"
     )
-    num_processes: int | None = setting(None, "N: on other machines: how many there are")
+    num_processes: int | None = setting(None, "N: number of processes, with --coordinator")
     process_id: int | None = setting(
-        None, "I: on other machines: which one this is, from 0 to N - 1"
+        None, "I: rank of this process, from 0 to N - 1, with --coordinator"
     )
 
     def connection(self) -> dict[str, Any]:
@@ -270,14 +280,15 @@ class TrainingOptions(Processes):
 
     fit_memory: bool = setting(
         False,
-        "choose `optimizer.gradient_accumulation_steps` (microbatches) and `evaluation.batch_size` "
-        "so that the compiled steps fit into the free memory; a resumed run keeps its choice",
+        "choose settings that fit in the memory of the devices: "
+        "`optimizer.gradient_accumulation_steps` and `evaluation.batch_size`; a resumed run keeps "
+        "its choice",
     )
-    tracker: tuple[str, ...] = setting(
-        (), "NAME: also send the curves to [this service](configuration.md#trackers): wandb"
-    )
+    tracker: tuple[str, ...] = setting((), "NAME: also send the metrics to this service: wandb")
     overrides: Annotated[tuple[str, ...], "--set"] = setting(
-        (), "FIELD=VALUE: change a field of the run's config; repeat for several"
+        (),
+        "FIELD=VALUE: change a field of the config, for example `model.hidden_size=256`; repeat "
+        "for several. `--model.hidden_size 256` is the same",
     )
 
     def changes(self) -> list[str]:
@@ -304,12 +315,12 @@ def run_directory(name: Path | str) -> Path:
 
     directory = location.opened(name).path
     if not (directory / CONFIG).is_file():
-        raise UsageError(f"{name} is no workdir: it has no {CONFIG}{nearby(directory)}")
+        raise UsageError(f"{name} is not a workdir: it has no {CONFIG}{nearby(directory)}")
     found: dict[str, Any] = {}
     with contextlib.suppress(UsageError):  # its checkpoints can be looked at all the same
         found = stored(directory)
     if "config" not in found and "model_type" in found:
-        raise UsageError(f"{name} is no workdir: its {CONFIG} is that of a model")
+        raise UsageError(f"{name} is not a workdir: its {CONFIG} is that of a model")
     return directory
 
 
@@ -322,7 +333,7 @@ def require_place_for(*, is_directory: bool = False, **paths: Path | str | None)
     for name, path in paths.items():
         if path is None or isinstance(path, str):
             continue
-        option = f"--{name.replace('_', '-')} {path}"
+        option = f"`{name}` {path}"
         if not is_directory and path.is_dir():
             raise UsageError(f"{option} is a directory; name a file in it")
         above = path.parent
@@ -331,6 +342,6 @@ def require_place_for(*, is_directory: bool = False, **paths: Path | str | None)
         if above.is_file():
             raise UsageError(f"{option}: {above} is a file; choose another directory")
         if not above.is_dir():
-            raise UsageError(f"{option}: there is no directory {above}; make it first")
+            raise UsageError(f"{option}: no directory {above}; make it first")
         if not os.access(above, os.W_OK):
             raise StorageFailed(f"{option}: no permission to write to {above}")

@@ -14,26 +14,25 @@ class TableFormat(Verb):
     GROUP: ClassVar = ("tables", None)
     columns: str | None = setting(
         None,
-        "NAMES: the columns of a file whose first line does not name them, such as a,b,c; a "
-        "last ... (a,b,c,...) ignores further cells",
+        "NAMES: names of the columns if the first line does not have them, for example a,b,c; "
+        "a,b,c,... ignores further cells",
     )
     delimiter: str | None = setting(
         None,
-        "CHARACTER: what stands between the cells of a table, such as ';' or 'tab' (default: "
-        "the tab of a .tsv; for a .csv the first of , tab ; | with which the first line has the"
-        " columns)",
+        "CHARACTER: the character between the cells of a table, for example ';' or 'tab' "
+        "(default: tab for a .tsv; detected for a .csv)",
     )
     quoting: Literal["double", "none"] | None = setting(
         None,
-        "cells that hold a delimiter are in double quotes, or no cell is and quotes are letters"
-        " (default: none for a .tsv, double for a .csv)",
+        "double: cells that contain a delimiter are in double quotes; none: quotes are ordinary "
+        "characters (default: none for a .tsv, double for a .csv)",
     )
     encoding: str | None = setting(
         None,
-        "NAME: the encoding of text without a byte order mark, such as cp1252 (default: UTF-8)",
+        "NAME: encoding of files without a byte order mark, for example cp1252 (default: UTF-8)",
     )
 
-    def reading(self, *, skip_bad: bool = False) -> Any:
+    def reading(self, *, skips_records: bool = False) -> Any:
         """Returns the options as `Sources.reading` takes them."""
         from bert_jax.data.sources.stream import SourceOptions
 
@@ -46,5 +45,5 @@ class TableFormat(Verb):
             columns=columns,
             quoting=self.quoting,
             encoding=self.encoding,
-            skips_records=skip_bad,
+            skips_records=skips_records,
         )

@@ -5,6 +5,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -19,44 +20,63 @@ from bert_jax.versions import REPOSITORY
 _EPILOG = """\
 A first run, from text to a filled-in word:
 
-  bert-jax prepare --source docs: --output runs/corpus --vocab-size 8192
+  bert-jax prepare --source docs: --output-dir runs/corpus --vocab-size 8192
   bert-jax doctor tiny_docs_cpu --corpus runs/corpus --workdir runs/first
   bert-jax pretrain tiny_docs_cpu --corpus runs/corpus --workdir runs/first
-  bert-jax fill-mask --checkpoint runs/first "The function returns a [MASK] of strings."
-  bert-jax export --checkpoint runs/first --format hf --output runs/first-hf
+  bert-jax fill-mask runs/first "The function returns a [MASK] of strings."
+  bert-jax export runs/first --output-dir runs/first-hf
 
-`bert-jax VERB --help` explains a verb. Exit codes: 0 done; 2 wrong usage or config; 3 the workdir
-holds a different run; 4 corpus damaged; 5 no usable checkpoint; 6 loss not finite; 7 storage
-failed; 8 diverged; 42 preempted or 130 interrupted, state saved, 75 the network failed, and 200
-hung: start it again; 141 nobody reads the output; 1 anything unexpected.
+`bert-jax VERB --help` explains a verb. Exit codes: 0 success; 1 unexpected error; 2 wrong usage or
+config; 3 the workdir holds a different run; 4 damaged corpus; 5 no usable checkpoint; 6 loss not
+finite; 7 storage failed; 8 diverged; 141 output closed. After these codes the same command resumes:
+42 preempted, 75 network failed, 130 interrupted, 200 hung.
 """ + (f"\nDocumentation and issues: {REPOSITORY}\n" if REPOSITORY else "")
 _HELP_WIDTH = 78  # characters
-# Verb -> its module, in the order of the help; the verbs of the laboratory where it is installed.
-_MODULES = {
-    "prepare": "bert_jax.cli.training.prepare",
-    "pretrain": "bert_jax.cli.training.pretrain",
-    "evaluate": "bert_jax.cli.training.evaluate",
-    "finetune": "bert_jax.cli.training.finetune",
-    "study": "bert_jax_lab.cli.study",
-    "predict": "bert_jax.cli.inference.predict",
-    "embed": "bert_jax.cli.inference.embed",
-    "mine": "bert_jax.cli.inference.mine",
-    "fill-mask": "bert_jax.cli.inference.fill_mask",
-    "attention": "bert_jax_lab.cli.attention",
-    "probe": "bert_jax_lab.cli.probe",
-    "export": "bert_jax.cli.exchange.export",
-    "average": "bert_jax.cli.exchange.average",
-    "checkpoints": "bert_jax.cli.exchange.checkpoints",
-    "report": "bert_jax_lab.cli.report",
-    "doctor": "bert_jax_lab.cli.doctor",
-    "plan": "bert_jax_lab.cli.plan",
-    "show": "bert_jax_lab.cli.show",
+# Group -> verb -> its module, in the order of the help.
+_GROUPS = {
+    "Data": {
+        "prepare": "bert_jax.cli.training.prepare",
+        "corpus": "bert_jax_lab.cli.corpus",
+        "mine": "bert_jax.cli.inference.mine",
+    },
+    "Train": {
+        "pretrain": "bert_jax.cli.training.pretrain",
+        "finetune": "bert_jax.cli.training.finetune",
+        "study": "bert_jax_lab.cli.study",
+    },
+    "Evaluate": {
+        "evaluate": "bert_jax.cli.training.evaluate",
+        "probe": "bert_jax_lab.cli.probe",
+        "attention": "bert_jax_lab.cli.attention",
+        "report": "bert_jax_lab.cli.report",
+    },
+    "Use": {
+        "predict": "bert_jax.cli.inference.predict",
+        "embed": "bert_jax.cli.inference.embed",
+        "fill-mask": "bert_jax.cli.inference.fill_mask",
+    },
+    "Export": {
+        "export": "bert_jax.cli.exchange.export",
+        "average": "bert_jax.cli.exchange.average",
+    },
+    "Operate": {
+        "checkpoints": "bert_jax.cli.exchange.checkpoints",
+        "doctor": "bert_jax_lab.cli.doctor",
+    },
+    "Plan": {
+        "config": "bert_jax_lab.cli.config",
+        "plan": "bert_jax_lab.cli.plan",
+    },
 }
+_MODULES = {verb: module for verbs in _GROUPS.values() for verb, module in verbs.items()}
+# The verbs of the laboratory only if it is installed.
 VERBS = {verb: module for verb, module in _MODULES.items() if registry.is_available(module)}
-_STEPS = ("--epochs N: fine-tuning counts epochs", "--set phases.0.steps=X")
+GROUPS = {name: tuple(verb for verb in verbs if verb in VERBS) for name, verbs in _GROUPS.items()}
+_EPOCHS = "--steps N: 'bert-jax config sequences CONFIG --corpus DIR' prints sequences per epoch"
 _RESUME = "the same command without this option: it resumes the run in --workdir"
-# Verbs and options of other programs -> what to write here: the first alternative with an option
-# that the verb has. X stands for the value.
+_WITHOUT = "X without this option"
+# Verbs and options of other programs -> the replacement: the first alternative with an option that
+# the verb has. X is the value. `_WITHOUT` is for verbs with a positional CHECKPOINT or WORKDIR.
 _FOREIGN: dict[str, tuple[str, ...]] = {
     "train": ("pretrain",),
     "eval": ("evaluate",),
@@ -64,22 +84,40 @@ _FOREIGN: dict[str, tuple[str, ...]] = {
     "infer": ("predict",),
     "encode": ("embed",),
     "convert": ("export",),
-    "configs": ("show configs",),
+    "configs": ("config list",),
+    "show": ("config show",),
+    "import": ("pretrain CONFIG --init-from DIR",),
     "--lr": ("--learning-rate X", "--set optimizer.learning_rate=X"),
-    "--batch-size": ("--set phases.0.global_batch_size=X",),
-    "--max-steps": _STEPS,
-    "--steps": _STEPS,
-    "--epochs": ("--set phases.0.steps=N: a run counts updates",),
-    "--max-seq-length": ("--length X", "--set phases.0.sequence_length=X"),
+    "--per-device-train-batch-size": ("--batch-size N: sequences per update, over all devices",),
+    "--train-batch-size": ("--batch-size X",),
+    "--max-steps": ("--steps X", "--epochs N: fine-tuning counts epochs"),
+    "--steps": ("--epochs N: fine-tuning counts epochs",),
+    "--epochs": (_EPOCHS,),
+    "--num-train-epochs": ("--epochs X", _EPOCHS),
+    "--max-seq-length": ("--max-length X", "--set phases.0.sequence_length=X"),
+    "--max-length": ("--set phases.0.sequence_length=X",),
+    "--length": ("--max-length X", "--set phases.0.sequence_length=X"),
+    "--warmup-steps": ("--set optimizer.warmup_steps=X",),
+    "--mlm-probability": ("--set data.masked_lm_prob=X",),
+    "--weight-decay": ("--set optimizer.weight_decay=X",),
     "--bf16": ("--set compute.dtype=bfloat16",),
     "--fp16": ("--set compute.dtype=bfloat16",),
     "--resume": (_RESUME,),
     "--resume-from-checkpoint": (_RESUME,),
     "--data": ("--source X", "--corpus X", "--train X"),
     "--input": ("--source X", "--corpus X"),
-    "--model": ("--checkpoint X", "--init-from X"),
-    "--workdir": ("--checkpoint X",),
-    "--output-dir": ("--output X", "--workdir X"),
+    "--train-file": ("--train X", "--source X", "--corpus DIR, made by bert-jax prepare"),
+    "--dataset-name": ("--source hf:X", "--train hf:X"),
+    "--checkpoint": (_WITHOUT, "--init-from X"),
+    "--model": (_WITHOUT, "--init-from X"),
+    "--model-name-or-path": (_WITHOUT, "--init-from X"),
+    "--workdir": (_WITHOUT,),
+    "--output": ("--output-dir X", "--output-file X", "--workdir X"),
+    "--output-dir": ("--output-file X", "--workdir X"),
+    "--output-file": ("--output-dir X",),
+    "--text": ("--text-column X",),
+    "--label": ("--label-column X",),
+    "--report-to": ("--tracker X",),
     "--wandb": ("--tracker wandb",),
 }
 
@@ -102,6 +140,32 @@ class Parser(argparse.ArgumentParser):
         options = "".join(f" {a.option_strings[-1]} {a.metavar or 'VALUE'}" for a in needed)
         self.usage = f"{' '.join(formatter.format_help().split())}{options} [options]"
 
+    def ordered(self, words: Sequence[str]) -> list[str]:
+        """Returns the words of a command with the positional arguments behind all options.
+
+        argparse needs this order where the last argument may be repeated. A field of the config, a
+        word with a dot such as `--model.hidden_size 256`, becomes `--set model.hidden_size=256`.
+        """
+        known = self._option_string_actions
+        options, arguments, rest = [], [], iter(words)
+        for word in rest:
+            field = re.fullmatch(r"--(\w+(?:\.\w+)+)(?:=(.*))?", word, re.DOTALL)
+            if field and "--set" in known:
+                value = field[2] if field[2] is not None else next(rest, None)
+                if value is None:
+                    self.error(f"argument {word}: expected one argument")
+                options += ["--set", f"{field[1]}={value}"]
+            elif re.match(r"-[^\d]", word) and " " not in word:
+                options.append(word)
+                action = known.get(word) or next(
+                    (known[o] for o in known if o.startswith(word)), None
+                )
+                if action is not None and action.nargs is None:
+                    options += [value for value in [next(rest, None)] if value is not None]
+            else:
+                arguments.append(word)
+        return [*options, *arguments]
+
     def _arguments(self) -> list[argparse.Action]:
         """Returns the arguments without dashes, other than the words after `--`."""
         after = [options for options, _ in _WITH_OTHERS.values()]
@@ -116,6 +180,7 @@ class Parser(argparse.ArgumentParser):
     def _instead(self) -> str | None:
         """Returns what to write for the first unknown option, or None if no option is similar."""
         known = self._option_string_actions
+        places = {action.metavar for action in self._arguments()}
         for number, word in enumerate(self.words):
             if word == "--":
                 break
@@ -125,11 +190,13 @@ class Parser(argparse.ArgumentParser):
             following = self.words[number + 1 : number + 2]
             if not equals:
                 value = following[0] if following and not following[0].startswith("-") else ""
-            for text in _FOREIGN.get(option.lower().replace("_", "-"), ()):
-                if not text.startswith("--") or text.split()[0] in known:
-                    given = text[:-1] + value if text.endswith("X") and value else text
-                    return f"there is no {option}: write {given}"
-            if option[2:].upper() in [action.metavar for action in self._arguments()]:
+            plain = option.lower().replace("_", "-")
+            for text in (f"{plain} X", *_FOREIGN.get(plain, ())):
+                if text == _WITHOUT and places & {"CHECKPOINT", "WORKDIR"}:
+                    return f"there is no {option}: write {value or 'CHECKPOINT'} without {option}"
+                if text.split()[0] in known or not text.startswith(("--", "X")):
+                    return f"there is no {option}: write {re.sub(r'X$', value or 'X', text)}"
+            if option[2:].upper() in places:
                 return f"there is no {option}: write {value or option[2:].upper()} without {option}"
             hint = did_you_mean(option, (name for name in known if name.startswith("--")))
             return hint and f"there is no {option}.{hint}"
@@ -148,7 +215,9 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     if words[0] == "help":
         words = [*(word for word in words[1:2] if word != "help"), "--help"]
     verb = words[0]
-    if not verb.startswith("-") and verb not in verbs:
+    if verb.startswith("-"):
+        return parser.parse_args(words)
+    if verb not in verbs:
         (meant,) = _FOREIGN.get(verb.lower().replace("_", "-"), (verb,))
         if meant.split()[0] in _MODULES.keys() - verbs.keys():
             parser.error(f"{meant!r} is part of {registry.LABORATORY}, which is not installed")
@@ -157,11 +226,12 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
         )
         hint = f", did you mean {close[0]!r}?" if close else ""
         parser.error(f"there is no verb {verb!r}{hint}")
-    if verb in verbs:
-        verbs[verb].words = words[1:]
+    chosen = verbs[verb]
+    chosen.words = words[1:]
     # argparse would take words before `--` for the words after it.
     at = words.index("--") if "--" in words and verb in _WITH_OTHERS else len(words)
-    found, extra = parser.parse_known_args(words[:at])
+    found, extra = chosen.parse_known_args(chosen.ordered(words[1:at]))
+    found.verb = verb
     after = ""
     if verb in _WITH_OTHERS:
         options, of = _WITH_OTHERS[verb]
@@ -170,7 +240,7 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
         if getattr(found, of) is not None:
             after = f"; those of the {of} come after --: ... -- {' '.join(extra)}"
     if extra:
-        verbs[found.verb].error(f"unrecognized arguments: {' '.join(extra)}{after}")
+        chosen.error(f"unrecognized arguments: {' '.join(extra)}{after}")
     return found
 
 
@@ -186,8 +256,13 @@ def verb_module(name: str) -> Any:
 
 
 def options_of(name: str) -> type:
-    """Returns the class of a verb's options: `FillMaskOptions` for fill-mask."""
-    return getattr(verb_module(name), f"{name.title().replace('-', '')}Options")
+    """Returns the class of a verb's options: the last one that its module defines."""
+    module = verb_module(name)
+    return [
+        found
+        for found in vars(module).values()
+        if getattr(found, "__module__", "") == module.__name__ and isinstance(found, type)
+    ][-1]
 
 
 def command_parser(words: Sequence[str] | None = None) -> Parser:
@@ -200,25 +275,34 @@ def command_parser(words: Sequence[str] | None = None) -> Parser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(
         prog="bert-jax",
-        description="Pre-train BERT-family encoders with JAX, on one machine or on a TPU pod.",
-        epilog=_epilog(),
+        usage="bert-jax [-h] [-V] VERB ...",
         formatter_class=raw,
     )
     parser.add_argument("-V", "--version", action="version", version=f"bert-jax {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(prog="bert-jax", dest="verb", help=argparse.SUPPRESS)
+    summaries = {}
     for name, module in VERBS.items():
-        summary, *paragraphs = _docstring(module).split("\n\n")
+        summaries[name], *paragraphs = _docstring(module).split("\n\n")
         first = next((i for i, p in enumerate(paragraphs) if "\n  bert-jax" in p), len(paragraphs))
         added = verbs.add_parser(
             name,
-            help=f"{summary[0].lower()}{summary[1:]}".rstrip("."),
-            description=textwrap.fill(" ".join([summary, *paragraphs[:first]]), _HELP_WIDTH),
+            description=textwrap.fill(
+                " ".join([summaries[name], *paragraphs[:first]]),
+                _HELP_WIDTH,
+                break_on_hyphens=False,
+            ),
             epilog="\n\n".join(paragraphs[first:]),
             formatter_class=raw,
         )
         if words is None or name in words[:2]:
             options.add_options(added, options_of(name))
             added.shorten_usage()
+    listed = ["Pre-train BERT-family encoders with JAX, on one machine or on a TPU pod."]
+    for group, names in GROUPS.items():
+        lines = [f"  {name:<12} {summaries[name].rstrip('.')}" for name in names]
+        listed.append("\n".join([f"{group}:", *lines]) if lines else "")
+    parser.description = "\n\n".join(filter(None, listed))
+    parser.epilog = _epilog()
     return parser
 
 
@@ -236,11 +320,15 @@ def _epilog() -> str:
     return "".join(x for x in _EPILOG.splitlines(keepends=True) if not x.startswith(absent))
 
 
-def options_by_name(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Returns each option of any verb by the name of its argument."""
+def options_by_name(parser: argparse.ArgumentParser, verb: str | None = None) -> dict[str, str]:
+    """Returns the option, or the name of a positional argument, of each argument of any verb.
+
+    If verbs have different options for an argument, `verb` decides.
+    """
+    verbs = verbs_of(parser)
     return {
-        action.dest: action.option_strings[0]
-        for verb in verbs_of(parser).values()
-        for action in verb._actions
-        if action.option_strings
+        action.dest: action.option_strings[0] if action.option_strings else str(action.metavar)
+        for name in sorted(verbs, key=lambda name: name == verb)
+        for action in verbs[name]._actions
+        if action.option_strings or action.metavar
     }

@@ -59,48 +59,50 @@ class HookConfig(Kind, table=HOOKS):
 
 @section
 class TrainConfig:
-    """Everything a run depends on besides the corpus."""
+    """All settings of a run except the corpus."""
 
     name: str = setting("unnamed", "Name of the run in messages.", free=True)
     seed: Annotated[int, Meta(le=2**32 - 1)] = setting(
-        0, "Decides initial weights, the order of examples, masks and dropout."
+        0, "Seed of the initial weights, the order of examples, the masks and dropout."
     )
     objective: str = setting(
-        "mlm+nsp", "What the model learns: [see below](#another-objective).", choices=OBJECTIVES
+        "mlm+nsp",
+        "What the model learns: `mlm+nsp` masked tokens and next sentences (BERT), `mlm` masked "
+        "tokens only (RoBERTa), `rtd` replaced-token detection (ELECTRA), `contrastive` text "
+        "embeddings from pairs.",
+        choices=OBJECTIVES,
     )
     model: ModelConfig = ModelConfig()
     head: HeadConfig = HeadConfig()
     compute: ComputeConfig = ComputeConfig()
     data: DataConfig = DataConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()
-    optimizer: Optimizer = setting(
-        OptimizerConfig(), "The optimizer, see [below](#optimizers), and its options."
-    )
+    optimizer: Optimizer = setting(OptimizerConfig(), "The optimizer and its options.")
     phases: tuple[PhaseConfig, ...] = (PhaseConfig(),)
     mesh: MeshConfig = MeshConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    log_every_steps: Count = setting(100, "Steps between rows of `metrics.jsonl`.", free=True)
+    log_every_steps: Count = setting(100, "Steps between records of `metrics.jsonl`.", free=True)
     trackers: tuple[str, ...] = setting(
         (),
-        "Services that also receive the rows: [below](#trackers). Each start of a run is a run "
-        "there, which begins with the rows so far; a service that fails is ignored after a note.",
+        "Services that also receive the metrics. Each start of the command is a new run in the "
+        "service, with the earlier records. If a service fails, training continues with a warning.",
         choices=TRACKERS,
         free=True,
     )
     hooks: tuple[HookConfig, ...] = setting(
-        (), "What else happens between the steps: [see below](#hooks).", free=True
+        (), "Hooks, which observe the run and may stop it.", free=True
     )
     deadline_seconds: Positive = setting(
         900.0,
-        "Longest time without progress of a process. Then it reports where it hangs and ends with "
-        "exit code 200. A compilation may take four times as long.",
+        "Longest time without progress, in seconds. After it a process reports where it hangs and "
+        "ends with exit code 200. A compilation may take four times as long.",
         free=True,
     )
     output_bias: Literal["zeros", "log_frequency"] = setting(
         "zeros",
-        "The initial masked-LM output bias: `zeros`, or `log_frequency` "
-        "([the loss of masked words](lineage.md#the-loss-of-masked-words)).",
+        "Initial output bias of the masked-LM head: `zeros`, or `log_frequency`, the logarithm of "
+        "the frequency of each token in the corpus.",
     )
 
     @property

@@ -29,35 +29,40 @@ class InfoNCE(PairLoss, kind="info_nce"):
     """Softmax cross-entropy of a query's own document among all documents of the batch."""
 
     temperature: Positive = setting(
-        0.05, "Similarities are divided by it: 0.05 for labeled pairs, 0.01 to 0.02 for many."
+        0.05,
+        "Divisor of the similarities: 0.05 is usual for labeled pairs, 0.01 to 0.02 for large sets "
+        "of pairs.",
     )
     symmetric: bool = setting(
-        False, "Whether the loss is the mean of both directions, also query among queries."
+        False, "Whether the loss is the mean of query to document and document to query."
     )
     mask_duplicates: bool = setting(
         True,
-        "Whether copies of a text in the batch count once, and a copy of the query's document is "
-        "not used as a negative.",
+        "Whether duplicate texts in the batch count once, and a duplicate of the positive document "
+        "is not used as a negative.",
     )
     false_negative_margin: NonNegative | None = setting(
         None,
-        "Leaves out a document with a similarity above that of the query's own document plus this "
-        "margin; unset: none.",
+        "Excludes a negative if its similarity exceeds the similarity of the positive document by "
+        "more than this margin; `null` excludes none.",
     )
 
 
 @section
 class EmbeddingConfig:
-    """Vectors of texts: objective `contrastive`, and the tasks `pairs` and `similarity`."""
+    """Text embeddings, for the objective `contrastive` and the tasks `pairs` and `similarity`."""
 
-    loss: PairLoss = setting(InfoNCE(), "The loss of the vectors, see [below](#losses-of-pairs).")
+    loss: PairLoss = setting(InfoNCE(), "Loss of the text embeddings.")
     similarity: Literal["cosine", "dot"] = setting(
-        "cosine", "The similarity of two vectors. With `cosine` an export normalizes them."
+        "cosine",
+        "Similarity of two embeddings. With `cosine`, an export normalizes the embeddings.",
     )
     dims: tuple[Count, ...] = setting(
         (),
-        "Widths below the model's at which the loss is added, so that the first columns of a "
-        "vector are a vector (Matryoshka, Kusupati et al. 2022); descending.",
+        "Matryoshka dimensions in descending order, below the width of the model: the loss is the "
+        "sum over the whole embedding and its first columns (Kusupati et al. 2022).",
     )
-    query_prompt: str = setting("", "Text before each query; kept with the run and in an export.")
-    document_prompt: str = setting("", "Text before each document.")
+    query_prompt: str = setting(
+        "", "Prompt before each query. It is stored with the run and in an export."
+    )
+    document_prompt: str = setting("", "Prompt before each document.")

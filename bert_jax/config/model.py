@@ -43,82 +43,84 @@ class SelfAttentionOptions(Mixing, kind="attention"):
 
     score: str = setting(
         "scaled_dot_product",
-        "The score of a query q and a key k: `scaled_dot_product` is q k / sqrt(K) for heads of "
-        "size K ([custom scores](extend.md#a-score)).",
+        "The attention score of a query q and a key k: `scaled_dot_product` is q k / sqrt(K) for "
+        "heads of size K.",
         choices=SCORES,
     )
 
 
 @section
 class ModelConfig:
-    """The encoder. Field names and meanings are those of Hugging Face's `config.json`."""
+    """The encoder. Field names and meanings follow `config.json` of Hugging Face."""
 
     vocab_size: Count = setting(
-        30522, "Rows of the token embedding; at least the ids of the tokenizer."
+        30522, "Rows of the token embedding; at least the vocabulary size of the tokenizer."
     )
     hidden_size: Count = setting(
         768, "Width of the encoder; a multiple of `model.num_attention_heads`."
     )
-    num_hidden_layers: Count = setting(12, "Layers.")
+    num_hidden_layers: Count = setting(12, "Number of layers.")
     num_attention_heads: Count = setting(12, "Attention heads per layer.")
     # Ainslie et al. 2023.
     num_key_value_heads: Natural = setting(
         0,
-        "Heads of keys and values, each for several neighboring heads of queries; a divisor of "
-        "`model.num_attention_heads`. 0: as many as those.",
+        "Key and value heads for grouped-query attention; a divisor of "
+        "`model.num_attention_heads`. 0 uses one key and value head per attention head.",
     )
     intermediate_size: Count = setting(3072, "Inner width of the feed-forward layer.")
     hidden_act: Activation = setting(
         "gelu_new",
-        "`gelu_new` is the tanh approximation of the original code, `gelu` the exact form, `silu` "
-        "x sigmoid(x).",
+        "Activation of the layers: `gelu_new` is the tanh approximation of the original BERT code, "
+        "`gelu` the exact form, `silu` is x sigmoid(x).",
     )
     hidden_dropout_prob: Rate = setting(
-        0.1, "Dropout of the embeddings and of the output of each sub-layer."
+        0.1, "Dropout rate of the embeddings and of the output of each sublayer."
     )
     hidden_dropout_sites: tuple[DropoutSite, ...] = setting(
         ("embeddings", "attention", "feed_forward", "classifier"),
         "Where `model.hidden_dropout_prob` applies: after the `embeddings`, the `attention` and "
-        "the `feed_forward` of each layer, and before a `classifier`. ModernBERT has `attention`.",
+        "the `feed_forward` of each layer, and before a `classifier`. ModernBERT uses `attention` "
+        "only.",
     )
-    attention_probs_dropout_prob: Rate = setting(0.1, "Dropout of the attention weights.")
+    attention_probs_dropout_prob: Rate = setting(0.1, "Dropout rate of the attention weights.")
     max_position_embeddings: Count = setting(
         512,
-        "The longest sequence: the rows of the position table, or for kinds without a table a "
-        "limit without cost.",
+        "Longest sequence. It is the size of the position table; position types without a table "
+        "use it as a limit only.",
     )
     type_vocab_size: Natural = setting(
-        2, "Rows of the segment table; rows of two segments need 2. 0: no table."
+        2, "Rows of the segment table; sentence pairs need 2. 0 omits the table."
     )
     initializer_range: Positive = setting(
-        0.02, "Standard deviation of the initial matrices, normal and truncated at two deviations."
+        0.02,
+        "Standard deviation of the initial weights, from a normal distribution that is truncated "
+        "at two standard deviations.",
     )
     # Shoeybi et al. 2019; ModernBERT's "full_megatron".
     scale_output_init: bool = setting(
         False,
-        "Whether the output layers of attention and feed-forward start smaller, by the square root "
-        "of twice `model.num_hidden_layers`.",
+        "Whether the initial weights of the output layers of attention and feed-forward are "
+        "divided by the square root of twice `model.num_hidden_layers`.",
     )
     layer_norm_eps: Positive = setting(1e-12, "Added to the variance in every normalization.")
     position_embedding_type: str = setting(
         "learned",
-        "What tells the model the order of its tokens: `learned` is a vector per position "
-        "([the others](lineage.md#positions-and-blocks)).",
+        "Position encoding of the tokens.",
         choices=POSITIONS,
     )
     # Clark et al. 2020; ALBERT.
     embedding_size: Natural = setting(
         0,
-        "Width of the embedding tables, with a linear layer to the width of the encoder; 0: the "
-        "width of the encoder.",
+        "Width of the embedding tables, followed by a linear layer to the width of the encoder; 0 "
+        "uses the width of the encoder.",
     )
     generator_size: Positive = setting(
         0.25,
-        "Width of the generator of `rtd`, as a share of the encoder's. The generator has a head "
-        "per 64 columns, and an inner width of four times its width.",
+        "Width of the generator of `rtd`, as a fraction of the width of the encoder. The generator "
+        "has one attention head per 64 columns, and an inner width of four times its width.",
     )
     generator_layers: Positive = setting(
-        1.0, "Layers of the generator, as a share of the encoder's."
+        1.0, "Layers of the generator, as a fraction of the layers of the encoder."
     )
     embedding_sharing: Literal["all", "embeddings", "none"] = setting(
         "all",
@@ -127,26 +129,26 @@ class ModelConfig:
     )
     rope_theta: Positive = setting(
         10_000.0,
-        "For rotary positions: pair i of K columns turns by `rope_theta`^(-2i / K) from token to "
-        "token.",
+        "Base of the rotary position encoding: column pair i of K columns turns by "
+        "`rope_theta`^(-2i / K) per token.",
     )
     # Xiong et al. 2020.
     norm_placement: Literal["post", "pre"] = setting(
         "post",
-        "`post` normalizes each sum, as in BERT; `pre` the input of each half of a layer, and the "
-        "output of the last layer.",
+        "`post` normalizes the sum after each sublayer, as in BERT; `pre` normalizes the input of "
+        "each sublayer and the output of the last layer.",
     )
     first_norm: bool = setting(
         True,
-        "Whether the first layer normalizes the input of its attention; false in ModernBERT, with "
-        "normalized embeddings.",
+        "Whether the first layer normalizes the input of its attention. ModernBERT sets it to "
+        "false, because its embeddings are normalized.",
     )
     embedding_norm: bool = setting(True, "Whether the sum of the embeddings is normalized.")
     # Zhang & Sennrich 2019.
     norm: Literal["layernorm", "rmsnorm"] = setting(
-        "layernorm", "`layernorm`, or `rmsnorm`: without mean and bias."
+        "layernorm", "The normalization: `layernorm`, or `rmsnorm` without mean and bias."
     )
-    norm_bias: bool = setting(True, "Whether each LayerNorm has a bias and not only a scale.")
+    norm_bias: bool = setting(True, "Whether each LayerNorm has a bias.")
     # Poolers and classifiers have theirs.
     linear_bias: bool = setting(
         True, "Whether the linear layers of the encoder and of the masked-LM transform have a bias."
@@ -154,51 +156,52 @@ class ModelConfig:
     # Shazeer 2020, "GLU variants improve Transformer".
     feed_forward: Literal["dense", "gated"] = setting(
         "dense",
-        "`gated` multiplies the activation by a second linear layer: three kernels of "
-        "`model.intermediate_size` instead of two.",
+        "`gated` multiplies the activation by a second linear layer, as in GeGLU; `dense` does "
+        "not. A gated layer has three kernels of `model.intermediate_size`, a dense layer two.",
     )
     mixer: Mixing = setting(
         SelfAttentionOptions(),
-        "How the tokens of a sequence exchange information ([custom mixers](extend.md#a-mixer)).",
+        "The sublayer that exchanges information between the tokens of a sequence.",
     )
     # transformers' `local_attention`.
     attention_window: Natural = setting(
         0,
-        "Positions that a token of a local layer attends to, half of them on either side; 0: all, "
-        "in every layer.",
+        "Window of a local attention layer in tokens, half of it on each side; 0 makes all layers "
+        "global.",
     )
     global_attention_every_n_layers: Natural = setting(
         0,
-        "With a window: layers 0, n, 2n, ... attend to the whole sequence, as in ModernBERT (3); "
-        "0: no layer does.",
+        "With a window, every n-th layer is global: layers 0, n, 2n and so on. ModernBERT uses 3; "
+        "0 makes all layers local.",
     )
-    first_global_layer: Natural = setting(
-        0, "The first global layer f of the layers f, f + n, f + 2n, ...; 2 in UltraBERT."
+    first_global_layer: Natural = setting(0, "Index of the first global layer; UltraBERT uses 2.")
+    local_rope_theta: NonNegative = setting(
+        0.0, "`model.rope_theta` of the local layers; 0 uses the same value."
     )
-    local_rope_theta: NonNegative = setting(0.0, "`model.rope_theta` of local layers; 0: the same.")
     # Read by fine-tuning. A pre-trained model keeps it for that.
     classifier_pooling: Literal["cls", "mean", "late"] = setting(
         "cls",
-        "The input of a classifier of texts: `cls`, the first token (BERT); `mean`, the mean of "
-        "all (ModernBERT as published); `late`, their mean after the pooler (EuroBERT).",
+        "Input of a sequence classifier: `cls` is the first token (BERT), `mean` the mean over all "
+        "tokens (ModernBERT as published), `late` the mean after the pooler (EuroBERT).",
     )
     masked_lm_transform: bool = setting(
         True,
-        "Whether the masked-LM head has a linear layer, the activation and a norm before the "
-        "output over the vocabulary.",
+        "Whether the masked-LM head has a linear layer, an activation and a norm before the output "
+        "layer.",
     )
     # transformers modeling_ultrabert.py, UltrabertPredictionHead.
     masked_lm_inner_size: Natural = setting(
         0,
-        "Width between two linear layers, each with an activation, in place of that layer and its "
-        "norm; 0: one layer and the norm.",
+        "Width between two linear layers of the masked-LM head, each with an activation and "
+        "without a norm; 0 uses one linear layer and a norm.",
     )
     masked_lm_act: Literal["hidden_act", "gelu", "gelu_new", "silu"] = setting(
-        "hidden_act", "The activation of the masked-LM head; `hidden_act` is that of the layers."
+        "hidden_act",
+        "Activation of the masked-LM head; `hidden_act` uses the activation of the layers.",
     )
-    decoder_bias: bool = setting(True, "Whether the masked-LM head has a bias per token.")
+    decoder_bias: bool = setting(True, "Whether the masked-LM head has an output bias per token.")
     tie_word_embeddings: bool = setting(
-        True, "Whether the masked-LM head multiplies with the token embedding, not with a kernel."
+        True, "Whether the masked-LM output layer shares its weights with the token embedding."
     )
 
     @property
@@ -246,7 +249,7 @@ class ModelConfig:
 
 @section
 class HeadConfig:
-    """The heads of a model: the two pre-training heads, unless it is made for a task."""
+    """The heads of a model: by default the heads of the objective, or the head of a task."""
 
     def with_parameters(self) -> "HeadConfig":
         """Returns the head without `embedding`, which has no parameters."""
@@ -258,21 +261,21 @@ class HeadConfig:
     )
     labels: tuple[str, ...] = setting(
         (),
-        "The labels of a sequence or token classifier, in the order of its outputs. One or none: a "
-        "regression.",
+        "Labels of a sequence or token classifier, in the order of its outputs. With one label or "
+        "none, the classifier is a regression.",
     )
     pooling: Literal["mean", "cls", "max", "lasttoken"] = setting(
-        "mean", "How the head `embedding` makes one vector of the tokens of a text."
+        "mean", "Pooling of the head `embedding`, which makes one vector per text."
     )
     # transformers modeling_electra.py, ElectraClassificationHead.
     pooler_act: Literal["tanh", "gelu", "gelu_new", "silu"] = setting(
         "tanh",
-        "The activation of the pooler: `tanh` in BERT, `gelu` in ELECTRA's classifiers, that of "
-        "the layers in RoFormer's. Fine-tuning takes it from the checkpoint.",
+        "Activation of the pooler: `tanh` in BERT, `gelu` in the classifiers of ELECTRA. "
+        "Fine-tuning takes it from the checkpoint.",
     )
     # transformers modeling_modernbert.py, ModernBertPredictionHead.
     transform: bool = setting(
         False,
-        "Whether a classifier has the transform of a masked-LM head in place of the pooler, as in "
-        "ModernBERT. Fine-tuning takes it, and its parameters, from the checkpoint.",
+        "Whether a classifier has the transform of the masked-LM head instead of the pooler, as in "
+        "ModernBERT. Fine-tuning takes the setting and the parameters from the checkpoint.",
     )

@@ -35,51 +35,48 @@ class Schedule(Kind, table=SCHEDULES):
 
 @section
 class BertLinear(Schedule, kind="bert_linear"):
-    """The schedule of BERT."""
+    """Linear warmup, then linear decay to 0, as in google-research/bert."""
 
 
 @section
 class Optimizer(Kind, table=OPTIMIZERS):
-    """The base of the optimizers: the options that all of them have."""
+    """The optimizer, its learning-rate schedule and its options."""
 
     default_kind = "bert_adamw"
 
-    schedule: Schedule = setting(
-        BertLinear(), "How the learning rate changes over the run, see [below](#schedules)."
-    )
+    schedule: Schedule = setting(BertLinear(), "Learning-rate schedule over the run.")
     learning_rate: Positive = setting(
-        1e-4, "Where the warm-up line would end, and the decay line starts."
+        1e-4, "Learning rate at the end of the warmup and the start of the decay."
     )
-    warmup_steps: int = setting(10_000, "Steps of linear rise from 0; fewer than the run has.")
-    beta1: Rate = setting(0.9, "Decay of the first moment.")
-    beta2: Rate = setting(0.999, "Decay of the second moment.")
-    epsilon: Positive = setting(1e-6, "Added to the root of the second moment.")
-    weight_decay: NonNegative = setting(0.01, "Decoupled decay of kernels and embeddings.")
-    clip_norm: NonNegative = setting(
-        1.0, "Largest global norm of the gradient; 0 disables clipping."
+    warmup_steps: int = setting(
+        10_000, "Steps of the linear warmup from 0; fewer than the steps of the run."
     )
+    beta1: Rate = setting(0.9, "Decay rate of the first moment.")
+    beta2: Rate = setting(0.999, "Decay rate of the second moment.")
+    epsilon: Positive = setting(1e-6, "Added to the square root of the second moment.")
+    weight_decay: NonNegative = setting(0.01, "Decoupled weight decay of kernels and embeddings.")
+    clip_norm: NonNegative = setting(1.0, "Maximum global gradient norm; 0 disables clipping.")
     frozen_layers: Natural = setting(
         0,
-        "1 or more keeps the parameters of the embeddings and of the first layers, this many; MFU "
-        "still counts their FLOPs.",
+        "Number of first layers to freeze, together with the embeddings; 0 trains all parameters. "
+        "The MFU still counts the FLOPs of frozen layers.",
     )
     gradient_accumulation_steps: Count = setting(
         1,
-        "Microbatches per batch, to fit in memory; the update is the same. A contrastive loss sees "
-        "the vectors of all microbatches: their negatives are those of the whole batch.",
+        "Microbatches per batch, to reduce memory. The update stays the same; a contrastive loss "
+        "uses the negatives of the whole batch.",
     )
     spike_factor: NonNegative = setting(
         0.0,
-        "An update is skipped if its gradient norm is this many times the usual norm "
-        "([numbers that go wrong](reliability.md#numbers-that-go-wrong)); 0 disables the check.",
+        "Skip an update if its gradient norm exceeds the usual norm by this factor; 0 disables the "
+        "check.",
     )
     max_skipped_updates: Natural = setting(
-        100, "Skipped updates a run may have; one more ends it with exit code 6.", free=True
+        100, "Maximum number of skipped updates; one more ends the run with exit code 6.", free=True
     )
     z_loss: NonNegative = setting(
         0.0,
-        "Weight of the squared log normalizer of the masked-LM logits in the gradient; 1e-4 is "
-        "usual ([z-loss](lineage.md#the-loss-of-masked-words)).",
+        "Weight of the z-loss, the squared log normalizer of the masked-LM logits; 1e-4 is usual.",
     )
 
     def transformation(self) -> Any:
@@ -93,4 +90,4 @@ class Optimizer(Kind, table=OPTIMIZERS):
 class OptimizerConfig(Optimizer, kind="bert_adamw"):
     """AdamW of BERT (google-research/bert optimization.py)."""
 
-    bias_correction: bool = setting(False, "Whether Adam corrects the bias, as in its paper.")
+    bias_correction: bool = setting(False, "Whether Adam uses bias correction, as in its paper.")

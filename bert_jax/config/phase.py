@@ -33,29 +33,29 @@ class PhaseConfig:
     """
 
     sequence_length: Annotated[int, Meta(ge=8)] = setting(
-        128, "Tokens in a row, special tokens included; at most `model.max_position_embeddings`."
+        128, "Tokens per sequence, with special tokens; at most `model.max_position_embeddings`."
     )
-    steps: Count = setting(900_000, "Updates in this phase.")
+    steps: Count = setting(900_000, "Updates of this phase.")
     global_batch_size: Count = setting(
         256,
-        "Rows in one update, over all devices; a multiple of `mesh.slices` x `mesh.fsdp` x "
+        "Sequences per update, over all devices; a multiple of `mesh.slices` x `mesh.fsdp` x "
         "`optimizer.gradient_accumulation_steps`.",
     )
     # 77 at length 512, where the original recipe has 76.
     max_predictions: int = setting(
         -1,
-        "Largest number of masked positions in a row, at most the sequence length less 3; `-1` "
-        "follows the mask rate: 20 at length 128. A run warns below nine tenths of the mask rate.",
+        "Maximum number of masked tokens per sequence, at most `sequence_length` - 3; `-1` follows "
+        "the mask rate (20 at length 128).",
     )
     masked_lm_prob: float = setting(
         -1.0,
-        "Share of a row's tokens to predict in this phase; `-1` is `data.masked_lm_prob`, at which "
-        "every phase is evaluated.",
+        "Fraction of the tokens to predict in this phase; `-1` uses `data.masked_lm_prob`. "
+        "Evaluation always uses `data.masked_lm_prob`.",
     )
     max_sequences: int = setting(
         -1,
-        "Largest number of sequences in a packed row (`data.packing`); `-1` is one per 64 tokens "
-        "of a row, and at least 3.",
+        "Maximum number of packed sequences (`data.packing`); `-1` is one per 64 tokens, and at "
+        "least 3.",
     )
     learning_rate: Positive | None = setting(None, "Overrides `optimizer.learning_rate`.")
     warmup_steps: Natural | None = setting(None, "Overrides `optimizer.warmup_steps`.")

@@ -38,7 +38,7 @@ def weights(text: str) -> dict[str, float]:
             value = math.nan
         if not name or name in found or not 0 <= value < math.inf:
             raise ValueError(
-                f"{part} is no weight; write NAME=WEIGHT once for each source, such as "
+                f"{part} is not a weight; write NAME=WEIGHT once for each source, such as "
                 "wiki=3,code=1, with weights from 0"
             )
         found[name] = value

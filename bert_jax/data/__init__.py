@@ -1,1 +1,1 @@
-"""Text becomes batches: NumPy and (lazily) tf.data. Nothing here imports jax."""
+"""Turns text into batches with NumPy and (imported lazily) tf.data. Never imports jax."""

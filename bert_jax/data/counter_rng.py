@@ -1,10 +1,10 @@
-"""Random numbers without state: the same key and counters give the same bits, for ever.
+"""Stateless random numbers: the same key and counters always give the same bits.
 
-Everything random in a batch comes from here, so that example 10,000,000 can be made without making
-the ones before it, on any host, in any order. NumPy's own generators are not used: they are
+All randomness in a batch comes from this module, so that any host can make example 10,000,000
+without making the examples before it, in any order. NumPy's generators are not used: they are
 sequential, and the streams behind `Generator` methods may change between NumPy versions.
 
-The hash is the finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom
+The hash is the finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom
 number generators", with Stafford's variant 13 constants), applied once for each counter. For a
 fixed key it is a bijection of its last counter, so two positions of a row never tie.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 _GAMMA = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: SplitMix64's increment
 _WORD = 2**64 - 1
-_ROUNDS = 6  # of the permutation; four are known to suffice, two are margin
+_ROUNDS = 6  # of the permutation; four are known to suffice, two are a margin
 
 
 def bits(key: int | np.ndarray, *counters: int | np.ndarray) -> np.ndarray:
@@ -37,16 +37,16 @@ def bits(key: int | np.ndarray, *counters: int | np.ndarray) -> np.ndarray:
     return state
 
 
-@functools.lru_cache(maxsize=4096)  # every batch asks for the same few
+@functools.lru_cache(maxsize=4096)  # every batch uses the same few keys
 def derive(key: int, *counters: int) -> int:
-    """Returns a key of its own for each tuple of counters."""
+    """Returns a separate key for each tuple of counters."""
     return int(bits(key, *counters)[0])
 
 
 def uniform(random_bits: np.ndarray) -> np.ndarray:
     """Returns uniform float64 in [0, 1), on a grid of 2**-53.
 
-    `uniform(bits) < p` is true with chance p.
+    `uniform(bits) < p` is true with probability p.
     """
     return (random_bits >> np.uint64(11)) * 2.0**-53
 
@@ -54,7 +54,7 @@ def uniform(random_bits: np.ndarray) -> np.ndarray:
 def randint(random_bits: np.ndarray, bound: int | np.ndarray) -> np.ndarray:
     """Returns uniform int64 in [0, bound), for `bound` up to 2**32; 0 where the bound is 0.
 
-    The high word of the 128-bit product, so no value is favoured by more than bound / 2**64.
+    The high word of the 128-bit product, so the bias of any value is at most bound / 2**64.
     """
     bound = np.asarray(bound).astype(np.uint64)
     high = (random_bits >> np.uint64(32)) * bound
@@ -63,13 +63,11 @@ def randint(random_bits: np.ndarray, bound: int | np.ndarray) -> np.ndarray:
 
 
 def binomial_half(count: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Returns how many of `count` fair coins fall heads, one draw for each key: Binomial(count,
-    1/2).
-
+    """Returns the number of heads of `count` fair coins, one draw per key: Binomial(count, 1/2).
     Coin k is bit k % 64 of word k // 64 of the key's stream.
     """
     kept = np.minimum(count, 64).astype(np.uint64)
-    # A shift by 64 is undefined in C, so that the empty mask is made apart.
+    # A shift by 64 is undefined in C, so the empty mask is made separately.
     mask = np.where(kept > 0, np.uint64(_WORD) >> (np.uint64(64) - np.maximum(kept, 1)), 0)
     total = np.bitwise_count(bits(keys, 0) & mask.astype(np.uint64)).astype(np.int64)
     (long,) = np.nonzero(count > 64)
@@ -84,12 +82,11 @@ def binomial_half(count: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Returns the images of `index` (int64, in [0, size)) under the key's own permutation of [0,
-    size).
+    """Returns the images of `index` (int64, in [0, size)) under the key's permutation of [0, size).
 
     A Feistel network over the two digits of the index in a mixed base rows x columns, where
-    rows * columns exceeds `size` by less than `rows`; the few images beyond `size` are sent through
-    again until they fall inside ("cycle walking"), which keeps it one to one.
+    rows * columns exceeds `size` by less than `rows`. The few images beyond `size` are permuted
+    again until they fall inside ("cycle walking"), so the mapping stays one-to-one.
     """
     rows = math.isqrt(size - 1) + 1
     columns = -(-size // rows)
@@ -113,7 +110,7 @@ def _feistel(index: np.ndarray, rows: int, columns: int, key: int) -> np.ndarray
 
 
 def _mix(state: np.ndarray) -> np.ndarray:
-    """Applies SplitMix64's finaliser, in place."""
+    """Applies SplitMix64's finalizer, in place."""
     shifted = state >> np.uint64(30)
     state ^= shifted
     state *= np.uint64(0xBF58476D1CE4E5B9)

@@ -1,7 +1,7 @@
-"""Offsets of a whole split, read from those of its shards where they are asked for.
+"""Offsets of a whole split, read lazily from the offsets of its shards.
 
-The offsets of 100 billion tokens would take 32 GB in memory. What reads a large split looks at a
-part of it at a time; of a small one all are read once (`store.py`).
+The offsets of 100 billion tokens would take 32 GB in memory. Code that reads a large split reads a
+part of it at a time; the offsets of a small split are read once (`store.py`).
 """
 
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ import numpy as np
 
 
 class Offsets:
-    """Ascending offsets, each shard's behind those of the shards before it: an array of int64 that
-    can be indexed, sliced and searched. As an array (`np.asarray`) it is read whole.
+    """Ascending int64 offsets of all shards, concatenated: can be indexed, sliced and searched.
+    `np.asarray` reads all of them.
     """
 
     def __init__(self, shards: Sequence[np.ndarray], *, shift: int = 0):
-        """`shards` are the offsets of each, from 0 to its size; `shift` is added to all."""
+        """`shards` are the offsets of each shard, from 0 to its size; `shift` is added to all."""
         self._shards, self._shift = tuple(shards), shift
-        # A shard's last offset is the first one of the next; the last of all is a part of its own.
+        # A shard's last offset is the next shard's first; the very last offset is a separate part.
         self._parts = [*(shard[:-1] for shard in shards), np.zeros(1, np.int64)]
         self._first = np.cumsum([0, *map(len, self._parts)], dtype=np.int64)
         self._base = shift + np.cumsum([0, *(int(shard[-1]) for shard in shards)], dtype=np.int64)
 
     @classmethod
     def join(cls, parts: Sequence["np.ndarray | Offsets"]) -> "Offsets":
-        """Returns the offsets of several splits behind each other."""
+        """Returns the concatenated offsets of several splits."""
         shards = [part._shards if isinstance(part, Offsets) else (part,) for part in parts]
         return cls([shard for each in shards for shard in each])
 
@@ -66,12 +66,12 @@ class Offsets:
         return int(found) if found.ndim == 0 else found
 
     def searchsorted(self, value: int) -> int:
-        """Returns where the first offset stands that is `value` or more."""
+        """Returns the index of the first offset that is at least `value`."""
         number = int(np.searchsorted(self._base, value, side="right")) - 1
         if number < 0:
             return 0
         offsets = self._parts[number]
-        # Of another type, NumPy would make a copy of all offsets of the part.
+        # With another type, NumPy would copy all offsets of the part.
         within = np.searchsorted(offsets, offsets.dtype.type(value - self._base[number]))
         return int(self._first[number] + within)
 

@@ -1,4 +1,4 @@
-"""Processes that run the tasks of a command.
+"""Runs the tasks of a command in worker processes.
 
 The pool is not a `ProcessPoolExecutor`. The workers of an executor share one pipe for results: if
 one is killed in the middle of a result, the executor reads forever. From Python 3.12 on, an
@@ -23,9 +23,9 @@ from typing import Any, Self
 from bert_jax import worker
 from bert_jax.errors import BertJaxError
 
-# Results that wait for an earlier one, per process: they are tens of bytes per document.
+# Results per process that may wait for an earlier one: tens of bytes per document.
 _AHEAD = 4
-# Tasks per process, running or waiting, up to which an offered task is taken.
+# Tasks per process, running or waiting, up to which an offered task is accepted.
 _OFFERED = 2
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -34,21 +34,21 @@ _pool: "Pool | _Pipe | None" = None
 
 
 def count(*amounts: int) -> None:
-    """Adds to what the tasks of `Pool.map` count, up to three numbers."""
+    """Adds up to three numbers to the counts of the running `Pool.map`."""
     if _pool is not None:
         _pool.count(amounts)
 
 
 def offer(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Lets another process run a task if one has nothing to do; returns whether one does."""
+    """Lets another process run a task if a process is idle; returns whether the task was taken."""
     return _pool is not None and _pool.offer(function, arguments)
 
 
 class Pool:
     """Worker processes, started when a task needs one. With one worker this process runs the tasks.
 
-    A task is a function of a module, called with `shared` and its arguments. What it counts with
-    `count` is in `counts` at once. Leaving the pool kills the processes, whatever they do.
+    A task is a module-level function, called with `shared` and its arguments. `counts` includes the
+    amounts of `count` immediately. Leaving the pool kills the processes, even in a task.
     """
 
     def __init__(self, workers: int, shared: Any = None) -> None:
@@ -60,7 +60,7 @@ class Pool:
         self._of_thread = threading.local()
         self._lock, self._is_over = threading.Lock(), False
         self._processes: list[multiprocessing.process.BaseProcess] = []
-        # The tasks of `map` in their order, and offered tasks after those that were there before.
+        # The tasks of `map` in their order; an offered task is added at the end.
         self._waiting: deque[Future[Any]] = deque()
         self._unfinished = 0  # tasks of processes
         self._failed: BaseException | None = None
@@ -76,7 +76,7 @@ class Pool:
             self._is_over = True
             for process in self._processes:
                 process.kill()
-        # Each thread finds the end of its pipe.
+        # Each thread notices that its pipe is closed.
         self._threads.shutdown(cancel_futures=True)
         for process in self._processes:
             process.join()
@@ -90,11 +90,11 @@ class Pool:
         is_here: Callable[[tuple[Any, ...]], bool] = lambda _: False,
         watch: Callable[[], None] = lambda: None,
     ) -> Iterator[Any]:
-        """Yields the results in the order of the arguments, which are taken when they are needed;
-        between them, the results of offered tasks.
+        """Yields the results in the order of the arguments, which are consumed lazily, and between
+        them the results of offered tasks.
 
-        A task with arguments for which `is_here` runs in this process. `watch` is called from time
-        to time. Raises the first error of a task, and BertJaxError where a process was killed.
+        Tasks for which `is_here(arguments)` is true run in this process. `watch` is called from
+        time to time. Raises the first error of a task, and BertJaxError if a process was killed.
         """
         self.counts[:], self._watch = [0, 0, 0], watch
         left = iter(arguments)
@@ -105,7 +105,7 @@ class Pool:
             for each in islice(left, max(0, _AHEAD * self.workers - len(self._waiting))):
                 run = self._run_here if is_here(each) else self._submit
                 self._waiting.append(run(function, each))
-            # Not only where its result is next: the tasks before may take hours.
+            # Checked before the next result is ready, because earlier tasks may take hours.
             if self._failed is not None:
                 raise self._failed
             if not self._waiting:
@@ -116,7 +116,7 @@ class Pool:
                 concurrent.futures.wait([self._waiting[0]], _SECONDS_BETWEEN_LOOKS)
                 watch()
 
-    # --- what a task in this process asks for -----------------------------------------------------
+    # --- requests of a task in this process -------------------------------------------------------
 
     def count(self, amounts: tuple[int, ...]) -> None:
         self._add(amounts)
@@ -152,7 +152,7 @@ class Pool:
                 self.counts[at] += amount
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Returns the result of a task in the process of this thread, or raises its error."""
+        """Runs a task in the process of this thread; returns its result or raises its error."""
         try:
             try:
                 connection = self._connection()
@@ -175,8 +175,8 @@ class Pool:
                 self._unfinished -= 1
 
     def _answer(self, connection: Connection) -> tuple[str, Any]:
-        """Returns "result" or "error" of the task of a process, and the value. Meanwhile, does what
-        the task asks for.
+        """Handles the requests of a running task until it ends; returns "result" or "error", and
+        the value.
         """
         while True:
             what, value = connection.recv()
@@ -190,7 +190,7 @@ class Pool:
                 return what, value
 
     def _connection(self) -> Connection:
-        """Returns the pipe to the process of this thread, which is started if there is none."""
+        """Returns the pipe to the process of this thread, which is started if necessary."""
         if not hasattr(self._of_thread, "connection"):
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_work, args=(theirs,))
@@ -201,8 +201,8 @@ class Pool:
                 self._processes.append(process)
             theirs.close()
             self._of_thread.connection = ours
-            # Not an argument of the process: `Process.start` of a process that is killed while it
-            # reads more than the buffer of a pipe (64 KiB) never returns.
+            # Not an argument of the process: `Process.start` never returns if the process is
+            # killed while it reads more than the buffer of a pipe (64 KiB).
             ours.send(self.shared)
         return self._of_thread.connection
 
@@ -224,7 +224,7 @@ class _Pipe:
 
 
 def _work(pipe: Connection) -> None:
-    """Runs the tasks that come through the pipe, until the command closes it or ends."""
+    """Runs the tasks that arrive through the pipe, until the command closes it or ends."""
     global _pool
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     worker.begin()

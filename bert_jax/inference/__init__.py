@@ -1,1 +1,1 @@
-"""Uses of a trained encoder: vectors of texts, filled-in words, the outputs of a whole file."""
+"""Uses of a trained encoder: embeddings, masked-token predictions, outputs of whole files."""

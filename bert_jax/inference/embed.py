@@ -1,4 +1,4 @@
-"""Vectors of texts, from any layer of an encoder: one per text, or one per token."""
+"""Embeddings from any layer of an encoder: one per text, or one per token."""
 
 import dataclasses
 import numbers
@@ -27,14 +27,14 @@ POOLINGS = (*sentence_transformers.POOLINGS, "none")
 
 
 def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes a NumPy archive that appears whole."""
+    """Writes a NumPy archive atomically."""
     building = path.with_name(f"{path.name}.new.npz")
     try:
         with writing(path):
             np.savez(building, **arrays)  # pyright: ignore[reportArgumentType]
         building.replace(path)
     finally:
-        building.unlink(missing_ok=True)  # what a full disk leaves
+        building.unlink(missing_ok=True)  # left over if the disk is full
 
 
 def embed(
@@ -49,18 +49,18 @@ def embed(
     dims: int | None = None,
     ignore_unexpected: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Returns `vectors` of the lines of a file, and `offsets`, as `vectors_of` makes them.
+    """Returns `vectors` and `offsets` of the lines of a file, as in `vectors_of`.
 
-    Lines without text have no vector: `lines` int64 `[N]` are the numbers of the other lines,
-    counted from 1, and `blank_lines` int64 `[]` is the number of blank lines. Raises UsageError for
-    a file without lines.
+    Blank lines have no vector: `lines` int64 `[N]` are the numbers of the other lines, counted from
+    1, and `blank_lines` int64 `[]` is the number of blank lines. Raises UsageError for a file
+    without lines.
     """
-    # No other character ends a line, whatever str.splitlines says.
+    # Unlike str.splitlines, only newlines end a line.
     split = read_text(texts).split("\n")
     numbers = [number for number, line in enumerate(split, 1) if line.strip()]
     lines = [split[number - 1] for number in numbers]
     if not lines:
-        raise UsageError(f"{texts} has no lines")
+        raise UsageError(f"{texts} is empty: expected one text per line")
     source = load_checkpoint(
         checkpoint, allow_missing_heads=True, ignore_unexpected=ignore_unexpected
     )
@@ -76,16 +76,16 @@ def embed(
         prompt=prompt,
         dims=dims,
     )
-    # The text after the last newline is no line.
+    # The empty text after the last newline is not a line.
     blank = len(split) - (split[-1] == "") - len(numbers)
     return arrays | {"lines": np.array(numbers, np.int64), "blank_lines": np.int64(blank)}
 
 
 def forward_of(checkpoint: LoadedCheckpoint, layers: Sequence[int]) -> Forward:
-    """Returns the forward pass to the states of some layers. Raises UsageError as `vectors_of`."""
+    """Returns the forward pass that computes the states of some layers. Raises UsageError."""
     depth = checkpoint.config.model.num_hidden_layers
     if not layers:
-        raise UsageError("`layers` is empty; name one at least")
+        raise UsageError("`layers` is empty; name at least one")
     return Forward(
         dataclasses.replace(in_float32(checkpoint.config), head=HeadConfig(parts=())),
         "last_hidden_state",
@@ -109,37 +109,36 @@ def vectors_of(
     hidden: bool = False,
     forward: Forward | None = None,
 ) -> dict[str, np.ndarray]:
-    """Returns vectors of texts: `vectors` float32 `[N, W]`, W = width x number of layers.
+    """Returns embeddings of texts: `vectors` float32 `[N, W]`, W = width x number of layers.
 
-    `layers` count from 1 to the last layer, 0 are the embeddings, negative numbers count from the
-    end; the outputs of several layers are joined. `pooling` is one of `POOLINGS` over all tokens of
-    the text, [CLS] and [SEP] included; "none" returns `[tokens, W]` of all texts one after the
-    other, and `offsets` int64 `[N + 1]`, the beginning of each text. `normalize` makes vectors of
-    length 1. A text of more than `length` tokens is cut, with a note; by default the limit is the
-    number of positions.
+    `layers` count from 1 to the last layer; 0 is the embedding layer, and negative numbers count
+    from the end; several layers are concatenated. `pooling` is one of `POOLINGS` over all tokens of
+    the text, including [CLS] and [SEP]; "none" returns the concatenated `[tokens, W]` of all texts
+    and their starts, `offsets` int64 `[N + 1]`. `normalize` scales vectors to length 1. Texts of
+    more than `length` tokens are truncated, with a note (default: the number of positions).
 
-    For a directory of sentence-transformers, and for a run that learned vectors, its length,
-    prompt, pooling and further steps are the defaults; given `layers` or `pooling` replace its
-    pooling and its steps. `prompt` names one of its prompts ("query", "document"). `dims` keeps the
-    first columns of the vectors, as `truncate_dim` of sentence-transformers does: they are not of
-    length 1 then, unless `normalize` is given. `forward` is
-    `forward_of(checkpoint, layers)`, compiled once for many calls. `hidden` shows no bar.
+    A sentence-transformers directory, or a run that learned embeddings, sets the defaults of
+    length, prompt, pooling and further steps; `layers` or `pooling` replace its pooling and steps.
+    `prompt` names one of its prompts ("query", "document"). `dims` keeps the first columns of the
+    vectors, like `truncate_dim` of sentence-transformers: they then have length 1 only with
+    `normalize`. `forward` is `forward_of(checkpoint, layers)`, compiled once for many calls.
+    `hidden` hides the progress bar.
 
     Raises UsageError for a layer that the model lacks, or a length beyond its positions.
     """
     if pooling not in (None, *POOLINGS):
-        raise UsageError(f"`pooling` {pooling}: choose one of {', '.join(POOLINGS)}")
+        raise UsageError(f"`pooling` {pooling}: must be one of {', '.join(POOLINGS)}")
     is_own = pooling is not None or tuple(layers) != (-1,)
     recipe = _recipe_of(checkpoint, is_own=is_own, pooling=pooling, normalize=normalize)
     recipe = recipe.with_prompt(prompt)
     width = checkpoint.config.model.hidden_size * len(layers)
     dims = recipe.dims if dims is None else dims
     if dims is not None and not 1 <= dims <= width:
-        raise UsageError(f"`dims` {dims}: vectors have {width} columns")
+        raise UsageError(f"`dims` {dims}: the vectors have {width} columns")
     limit = checkpoint.config.model.max_position_embeddings
     length = min(recipe.length or limit, limit) if length is None else length
     if length > limit:
-        raise UsageError(f"`length` {length}: the model has {limit} positions")
+        raise UsageError(f"`length` {length}: the model has only {limit} positions")
     forward = forward_of(checkpoint, layers) if forward is None else forward
     prepared = [recipe.prompt + text for text in texts]
     if recipe.lowercase:
@@ -172,19 +171,19 @@ def vectors_of(
 
 
 def prompt_name(checkpoint: LoadedCheckpoint, names: Sequence[str]) -> str | None:
-    """Returns the first of `names` that is the name of a prompt of the checkpoint, else None."""
+    """Returns the first of `names` that the checkpoint has as a prompt, or None."""
     recipe = _recipe_of(checkpoint, is_own=False, pooling=None, normalize=None)
     return next((name for name in names if name in recipe.prompts), None)
 
 
 def _layer_number(layer: int, depth: int) -> int:
-    """Returns a layer's number from 0, the embeddings."""
+    """Returns a layer's number, with 0 for the embedding layer."""
     if not isinstance(layer, numbers.Integral):
-        raise UsageError(f"`layers` {brief(layer)}: write whole numbers")
+        raise UsageError(f"`layers` {brief(layer)}: must be an integer")
     number = layer if layer >= 0 else depth + 1 + layer
     if not 0 <= number <= depth:
         raise UsageError(
-            f"`layers` {layer}: the model has layers 1 to {depth}, and 0, the embeddings"
+            f"`layers` {layer}: the model has layers 1 to {depth}, and 0 for the embeddings"
         )
     return number
 
@@ -199,7 +198,7 @@ def lowercased(text: str) -> str:
 def _recipe_of(
     checkpoint: LoadedCheckpoint, *, is_own: bool, pooling: str | None, normalize: bool | None
 ) -> EmbeddingRecipe:
-    """Returns the recipe of the checkpoint's directory, with the given values in its place."""
+    """Returns the recipe of the checkpoint's directory, with the given values replaced."""
     directory, recipe = checkpoint.directory, EmbeddingRecipe()
     is_foreign = checkpoint.tokenizer != directory / TOKENIZER
     if is_foreign:
@@ -215,12 +214,12 @@ def _recipe_of(
         added = (sentence_transformers.NORMALIZE,) * normalize
         recipe = dataclasses.replace(recipe, steps=steps + added)
     if is_foreign and (directory / sentence_transformers.MODULES).is_file():
-        note_once(f"{directory} is of sentence-transformers: {recipe.described()}")
+        note_once(f"{directory}: sentence-transformers model: {recipe.described()}")
     return recipe
 
 
 def _vectors(hidden_NLW: np.ndarray, lengths_N: np.ndarray, recipe: EmbeddingRecipe) -> np.ndarray:
-    """Returns the vectors of some rows."""
+    """Returns the embeddings of some rows."""
     vectors = _pooled(hidden_NLW, lengths_N, recipe.pooling)
     for _, step in recipe.steps:
         vectors = step(vectors)

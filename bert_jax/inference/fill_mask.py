@@ -1,4 +1,4 @@
-"""Fills masked words in with the most probable tokens."""
+"""Predicts the most probable tokens for masked words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
 
 @dataclass(frozen=True)
 class Prediction:
-    """One candidate for one mask; `text` is the text that was given with the candidate in the place
-    of the mask, with the spaces that the ids then have, and `token` the candidate as `readable`
-    writes it. A special token writes nothing.
+    """One candidate for one mask. `text` is the given text with the candidate in place of the mask,
+    with the spaces of the decoded ids; `token` is the candidate in the form of `readable`. A
+    special token is not inserted.
     """
 
     probability: float
@@ -27,7 +27,7 @@ class Prediction:
 
 
 def forward_of(checkpoint: LoadedCheckpoint) -> Forward:
-    """Returns what computes the logits of masked places, one text at a time."""
+    """Returns the forward pass to the logits of masked positions, one text at a time."""
     return Forward(in_float32(checkpoint.config), "mlm_logits", batch_size=1, mesh=checkpoint.mesh)
 
 
@@ -39,17 +39,17 @@ def fill_mask(
     top: int = 5,
     forward: Forward | None = None,
 ) -> list[list[Prediction]]:
-    """For each [MASK] in `text`, in order, its `top` most probable tokens, best first.
+    """Returns, for each [MASK] in `text`, in order, its `top` most probable tokens, best first.
 
-    Each place is filled on its own; in `Prediction.text` the other masks stay. `forward` is
-    `forward_of(checkpoint)`, which is compiled once for many texts. Raises UsageError if there is
-    no mask, no masked-LM head, or more tokens than the model has positions.
+    Each mask is predicted separately; in `Prediction.text` the other masks remain. `forward` is
+    `forward_of(checkpoint)`, compiled once for many texts. Raises UsageError if there is no mask,
+    no masked-LM head, or more tokens than the model has positions.
     """
     ids, spans = tokenizer.encode_with_offsets(text)
     masked = [i for i, token in enumerate(ids) if token == tokenizer.special.mask]
     mask = tokenizer.tokens([tokenizer.special.mask])[0]
     if not masked:
-        raise UsageError(f"{text!r} has no {mask}; write {mask} where a word should be guessed")
+        raise UsageError(f"{text!r} has no {mask}; put {mask} in place of the word to predict")
     require_parts(checkpoint, "mlm")
     note_unknown_ids(np.asarray(ids), tokenizer.special, what=repr(text))
     forward = forward_of(checkpoint) if forward is None else forward
@@ -75,8 +75,8 @@ def fill_mask(
 def probabilities_of(
     checkpoint: LoadedCheckpoint, tokenizer: Tokenizer, ids: list[int], *, forward: Forward
 ) -> np.ndarray:
-    """Returns the probabilities of all tokens at each mask among the ids of a text, which has one
-    at least: float64 `[masks, vocab_size]`. Raises UsageError if the model has too few positions.
+    """Returns the probabilities of all tokens at each mask in the ids of a text with at least one
+    mask: float64 `[masks, vocab_size]`. Raises UsageError if the model has too few positions.
     """
     row = [tokenizer.special.cls, *ids, tokenizer.special.sep]
     limit = checkpoint.config.model.max_position_embeddings
@@ -84,7 +84,7 @@ def probabilities_of(
         raise UsageError(f"the text has {len(row)} tokens, the model {limit} positions; shorten it")
     arrays = RowArrays(1, min(limit, -(-len(row) // 8) * 8), tokenizer)
     arrays.put(0, row, [])
-    size = forward.size(1)  # a batch covers all devices; copies fill it
+    size = forward.size(1)  # a batch covers all devices; copies fill the rest
     batch = Batches(arrays.features(), size=size)(np.arange(1))
     positions = np.flatnonzero(np.array(row) == tokenizer.special.mask).astype(np.int32)
     batch["mlm_positions"] = np.tile(positions, (size, 1))
@@ -94,12 +94,12 @@ def probabilities_of(
 
 
 def _filled(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]], token: int) -> str:
-    """Returns a text with a token in the place of the mask, whose span is the last one.
+    """Returns a text with a token in place of the mask, the last of the spans.
 
-    The span includes the spaces that the mask takes (`lstrip`, `rstrip`). Where a token has its
-    space in it, or joins the word before, other spaces before the mask stay only if they are
-    tokens, as in the text that the ids decode to. Where no token has one, as in WordPiece, the
-    spaces of the text stay, and words are kept apart.
+    The span includes the spaces that the mask consumes (`lstrip`, `rstrip`). If a token includes a
+    space or joins the previous word, other spaces before the mask remain only if they are tokens,
+    as in decoded text. If no token includes spaces, as in WordPiece, the spaces of the text remain,
+    and words are separated.
     """
     (start, end), before = spans[-1], spans[:-1]
     marks, piece, (name,) = (

@@ -15,28 +15,28 @@ from bert_jax.model import bert
 from bert_jax.training import device_feed
 from bert_jax.training.divergence import SPOILT
 
-# Outputs with a dim for the tokens of a row, which a short batch has fewer of.
+# Outputs with one entry per token, which are shorter in a short batch.
 OF_TOKENS = (
     "token_logits", "span_logits", "mlm_logits", "replaced_logits", "last_hidden_state",
 )  # fmt: skip
 
 
 def in_float32(config: TrainConfig) -> TrainConfig:
-    """Returns the config with float32 in place of the compute type of its run.
+    """Returns the config with float32 as the compute type.
 
-    The outputs are then those of the exported model in other libraries; bfloat16 would differ in
-    the third digit. `Forward` therefore also multiplies in float32, where a TPU or GPU would round.
+    The outputs then equal those of the exported model in other libraries; bfloat16 would differ in
+    the third digit. `Forward` also uses float32 matmuls, which a TPU or GPU would otherwise round.
     """
     compute = dataclasses.replace(config.compute, dtype="float32")
     return dataclasses.replace(config, compute=compute)
 
 
 def require_finite(outputs: Any) -> None:
-    """Raises NonFinite where outputs hold NaN or infinity.
+    """Raises NonFinite if outputs contain NaN or infinity.
 
-    A score may be -inf: that of a padded row of the vocabulary.
+    A score may be -inf: a padding row of the vocabulary.
     """
-    # The maximum is NaN where one value is.
+    # The maximum is NaN if any value is.
     if not all(array.max(initial=-np.inf) < np.inf for array in jax.tree.leaves(outputs)):
         raise NonFinite(f"the outputs of the model are not finite: {SPOILT}")
 
@@ -57,9 +57,9 @@ class Forward:
         mesh: Mesh | None = None,
     ):
         """`output` is a name, or a function that chooses from all outputs by name. `batch_size` is
-        the maximum number of rows per batch. `mesh` is by default the current mesh.
+        the maximum number of rows per batch. `mesh` defaults to the current mesh.
 
-        `mlm_logits` are those of `mlm_positions` where a batch has them, else of every position.
+        `mlm_logits` are at `mlm_positions` if a batch has them, otherwise at every position.
         With `layers`, the output is the joined hidden states of those layers, `[N, L, layers x D]`,
         from one pass; 0 are the embeddings.
         """
@@ -84,7 +84,7 @@ class Forward:
                 found = jax.numpy.concatenate([states[layer] for layer in layers], axis=-1)
             else:
                 found = outputs[output] if isinstance(output, str) else output(outputs)
-            # Replicated: a process can read only what its own devices hold.
+            # Replicated, because a process can only read the data on its own devices.
             return jax.tree.map(lambda x: jax.reshard(x, jax.P()), found)
 
         self._apply = jax.jit(apply)

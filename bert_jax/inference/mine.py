@@ -24,7 +24,7 @@ _EXAMPLES = 3
 def usable_pairs(rows: Sequence[TextRow], *, skip_bad: bool) -> list[tuple[str, str]]:
     """Returns the pairs of two texts that negatives can be found for: not blank, and not the same.
 
-    Raises UsageError that counts the others and shows three, or with `skip_bad` notes it.
+    Raises UsageError that counts the others and shows three, or with `skip_bad` logs it.
     """
     bad: list[str] = []
     found: list[tuple[str, str]] = []
@@ -40,7 +40,9 @@ def usable_pairs(rows: Sequence[TextRow], *, skip_bad: bool) -> list[tuple[str, 
         message = f"{len(bad):,} of {len(rows):,} pairs cannot be used: "
         message += "; ".join(bad[:_EXAMPLES])
         if not (skip_bad and found):
-            raise UsageError(f"{message}; correct them, or leave them out with `skip_bad`")
+            raise UsageError(
+                f"{message}; correct them, or leave them out with `on_bad_record` skip"
+            )
         note(f"{message}; they are left out")
     return found
 

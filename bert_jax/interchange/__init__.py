@@ -1,1 +1,1 @@
-"""Checkpoints of other systems, in and out."""
+"""Reads and writes checkpoints of other libraries."""

@@ -1,7 +1,8 @@
-"""Splits and joins the two models of replaced-token detection, which are two directories elsewhere.
+"""Splits and joins the two models of replaced-token detection, which other libraries store
+separately.
 
-The discriminator's directory contains the generator's. Each loads alone; read together, they are
-one model with a single copy of the shared tables.
+The generator's directory is inside the discriminator's. Each can be loaded separately; read
+together, they become one model with a single copy of the shared tables.
 """
 
 import dataclasses
@@ -15,27 +16,27 @@ from bert_jax.interchange.name_map import Foreign, leaves
 from bert_jax.model.bert import Params
 from bert_jax.model.heads.replaced_token import GENERATOR_HEAD, SHARED, generator_params, own_params
 
-# The generator's folder in the discriminator's directory.
+# The generator's subdirectory in the discriminator's directory.
 FOLDER = "generator"
-# Our key in the generator's `config.json`; other readers ignore it.
+# A bert-jax key in the generator's `config.json`; other readers ignore it.
 SHARING = "embedding_sharing"
 
 
 class Network(NamedTuple):
-    """A model that is written to its own directory."""
+    """A model with a separate directory."""
 
     folder: str
     model: ModelConfig
     head: HeadConfig
     params: Any
-    # Further keys of `config.json`.
+    # Additional keys of `config.json`.
     facts: dict[str, Any]
 
 
 def split(model: ModelConfig, head: HeadConfig, params: Params | None) -> list[Network]:
-    """Returns the models to write: one, or two where there is a generator.
+    """Returns the models to write: one, or two if there is a generator.
 
-    Without `params` the networks have none either.
+    Without `params` the networks also have none.
     """
     if "generator" not in head.parts:
         return [Network("", model, head, params, {})]
@@ -64,11 +65,13 @@ def join(found: Foreign, generator: Foreign, *, declared: Any, source: str) -> F
     wide, narrow = found.model, generator.model
     there = _shared(found.params, generator.params)
     if declared is not None and declared not in list(SHARED):
-        raise UsageError(f"{source}: {SHARING} is {brief(declared)}, not {', '.join(SHARED)}")
+        raise UsageError(
+            f"{source}: {SHARING} is {brief(declared)}; expected one of {', '.join(SHARED)}"
+        )
     if declared is not None and [*SHARED].index(declared) < [*SHARED].index(there):
         raise UsageError(
-            f"{source}: {SHARING} is {declared}, but the two models' embeddings differ: "
-            f"{there} would be right"
+            f"{source}: {SHARING} is {declared}, but the two models' embeddings differ: set it to "
+            f"{there}"
         )
     model = dataclasses.replace(
         wide,
@@ -83,7 +86,7 @@ def join(found: Foreign, generator: Foreign, *, declared: Any, source: str) -> F
         if value != getattr(expected, name)
     ]
     if differing:
-        raise UsageError(f"{source} is no generator of this model: {'; '.join(differing)}")
+        raise UsageError(f"{source} is not a generator of this model: {'; '.join(differing)}")
     own = own_params(generator.params, model.embedding_sharing)
     return dataclasses.replace(
         found,
@@ -95,7 +98,7 @@ def join(found: Foreign, generator: Foreign, *, declared: Any, source: str) -> F
 
 
 def _shared(params: Params, generator: Params) -> str:
-    """Returns the most that the two networks can share: the tables that are equal."""
+    """Returns the largest sharing that the two networks allow, given their equal tables."""
     ours, theirs = (dict(leaves(tree["encoder"]["embeddings"])) for tree in (params, generator))
 
     def equal(name: str) -> bool:

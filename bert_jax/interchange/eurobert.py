@@ -46,7 +46,7 @@ def _read(theirs: Mapping[str, Any], found: dict[str, Any], path: Path) -> dict[
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
-    # The code on the hub, from before transformers had the class, reads the second key.
+    # The older code on the hub reads the second key.
     rotation = {"rope_type": "default", "rope_theta": model.rope_theta}
     return CONSTANTS | {"rope_parameters": rotation, "rope_theta": model.rope_theta}
 

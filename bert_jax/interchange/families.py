@@ -1,9 +1,9 @@
 """Families with BERT's blocks: BERT, RoBERTa, ELECTRA, RoFormer; and the choice of a family.
 
-RoBERTa is BERT with other names, positions that begin after two unused rows, and one segment
+RoBERTa is BERT with other names, positions that start after two unused rows, and one segment
 (transformers `modeling_roberta.py`); its pre-norm form is RoBERTa-PreLayerNorm
-(`modeling_roberta_prelayernorm.py`). Its sentence classifier has a dense layer with tanh in place
-of the pooler: the same computation under another name. RoFormer is BERT with rotary positions
+(`modeling_roberta_prelayernorm.py`). Its sentence classifier has a dense layer with tanh instead of
+the pooler: the same computation under another name. RoFormer is BERT with rotary positions
 (`modeling_roformer.py`).
 """
 
@@ -47,7 +47,7 @@ _TASKS = {
     "token_classifier": "classifier",
     "span_classifier": "qa_outputs",
 }
-# The sentence classifier has its own dense layer before the output.
+# The sentence classifier has a separate dense layer before the output.
 _OWN_DENSE = _TASKS | {"sequence_classifier": "classifier.out_proj"}
 _ROBERTA = _OWN_DENSE | {
     "pooler.dense": "roberta.pooler.dense",
@@ -62,7 +62,7 @@ _PRE_NORM = _ROBERTA | {
     "encoder.final_norm": "roberta_prelayernorm.LayerNorm",
     "pooler.dense": "roberta_prelayernorm.pooler.dense",
 }
-# The heads of a generator and of a discriminator, two models there.
+# The heads of a generator and of a discriminator, two models in transformers.
 _ELECTRA = _OWN_DENSE | {
     "encoder.embeddings.project": "electra.embeddings_project",
     "mlm": "generator_lm_head",
@@ -96,8 +96,8 @@ _PRE_NORM_NAMES = _names("roberta_prelayernorm", _PRE_NORM, _LAYER | _PRE_NORM_L
 _ELECTRA_NAMES = _names("electra", _ELECTRA)
 _ROFORMER_NAMES = _names("roformer", _ROFORMER)
 
-# Only transformers 4 computes relative positions. Only BERT has them: the distances of a RoBERTa
-# would count the unused rows of its positions.
+# Only transformers 4 supports relative positions, and only for BERT: in a RoBERTa, distances would
+# include the unused rows of the position table.
 _POSITIONS = {
     "absolute": "learned",
     "relative_key": "relative_key",
@@ -172,7 +172,7 @@ ROFORMER_FAMILY = Family(
 
 
 def sinusoids(model: ModelConfig) -> np.ndarray:
-    """Returns RoFormer's sines and cosines, `[positions, width of a head]` (transformers
+    """Returns RoFormer's sines and cosines, `[positions, head size]` (transformers
     modeling_roformer.py, `RoFormerSinusoidalPositionalEmbedding`).
     """
     half = model.hidden_size // model.num_attention_heads // 2
@@ -182,14 +182,13 @@ def sinusoids(model: ModelConfig) -> np.ndarray:
 
 
 def family_of(model: ModelConfig, head: HeadConfig, *, pair_separators: int) -> str:
-    """Returns the `model_type` that a model is written as by default.
+    """Returns the default `model_type` of a model.
 
-    A model with norms that come first is a RoBERTa-PreLayerNorm, or with rotary positions a
-    ModernBERT, with RMSNorm also a EuroBERT or (two dense layers in the head) an UltraBERT.
-    Interleaved rotary positions make a RoFormer, and what only an ELECTRA has makes an ELECTRA.
-    RoBERTa's tokenizers put two separators between the texts of a pair; a model with such a
-    tokenizer that RoBERTa's classes do not compute is a BERT, with a note unless it has a
-    next-sentence head.
+    A pre-norm model is a RoBERTa-PreLayerNorm, or with rotary positions a ModernBERT, and with
+    RMSNorm also a EuroBERT or (two dense layers in the head) an UltraBERT. Interleaved rotary
+    positions make a RoFormer, and features that only ELECTRA has make an ELECTRA. RoBERTa
+    tokenizers put two separators between the texts of a pair; a model with such a tokenizer that
+    RoBERTa's classes do not compute is a BERT, with a note unless it has a next-sentence head.
     """
     if model.norm_placement == "pre":
         if model.position_embedding_type != "rotary":
@@ -207,6 +206,6 @@ def family_of(model: ModelConfig, head: HeadConfig, *, pair_separators: int) -> 
     if model.position_embedding_type != "learned":
         return "bert"
     if problem := ROBERTA_FAMILY.misreads(model, head):
-        note_once(f"written as BERT's class, not as RoBERTa's: {problem}")
+        note_once(f"exporting as model_type bert, not roberta: {problem}")
         return "bert"
     return "roberta"

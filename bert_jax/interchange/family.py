@@ -1,7 +1,7 @@
-"""A family of Hugging Face models: one row of data, and at most two functions.
+"""A family of Hugging Face models: a data record, and at most two functions.
 
-The row has the class in transformers, the names of the tensors, and the keys of `config.json` with
-the model fields that they give. `read` and `write` treat the keys that no table can express.
+The record has the class in transformers, the names of the tensors, and the keys of `config.json`
+with their model fields. `read` and `write` handle the keys that no table can express.
 """
 
 import dataclasses
@@ -40,21 +40,21 @@ ELECTRA_CLASSES = {
     "Model": (),
 }
 _CLASSIFIERS = ("sequence_classifier", "token_classifier", "span_classifier")
-# Fields of a model that change no output, and those of a generator, which is no part of a BERT.
+# Model fields that do not change the output, and generator fields, which BERT does not have.
 _NO_OUTPUT = (*TRAINING_FIELDS, *GENERATOR_FIELDS)
 
 
 class Item(NamedTuple):
-    """An item of `config.json`: the model field that its key gives."""
+    """A key of `config.json` and the model field that it sets."""
 
     field: str
-    # The value of a config without the key; None: it has none.
+    # The value if a config lacks the key; None means no default.
     default: Any
-    # Their values -> ours, where the two differ.
+    # Their values -> bert-jax values, if the two differ.
     values: Mapping[Any, Any] | None = None
 
     def read(self, name: str, theirs: Mapping[str, Any], path: Path) -> Any:
-        """Returns our value; raises UsageError for a value of another type or choice."""
+        """Returns the bert-jax value; raises UsageError for a value of another type or choice."""
         value = theirs.get(name)
         value = self.default if value is None else value
         kinds = (int, float) if isinstance(self.default, float) else type(self.default)
@@ -72,18 +72,18 @@ class Item(NamedTuple):
         return self.values[value]
 
     def write(self, value: Any) -> Any:
-        """Returns their value for ours."""
+        """Returns their value for a bert-jax value."""
         if self.values is None:
             return value
         return next(theirs for theirs, ours in self.values.items() if ours == value)
 
 
 def same(**defaults: Any) -> dict[str, Item]:
-    """Returns keys that have the names of our fields, with their defaults."""
+    """Returns keys that are named like the bert-jax fields, with their defaults."""
     return {name: Item(name, default) for name, default in defaults.items()}
 
 
-# Their spellings of activations -> ours; the first spelling is written.
+# Their spellings of activations -> bert-jax names; the first spelling is written.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_new",
@@ -92,7 +92,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# The place of the id of padding, which the tokenizer determines.
+# The key of the padding id, which the tokenizer determines.
 PAD = Item("pad_token_id", 0)
 # transformers configuration_bert.py
 MODEL_KEYS = {
@@ -106,7 +106,7 @@ MODEL_KEYS = {
         type_vocab_size=2, initializer_range=0.02, layer_norm_eps=1e-12,
     ),
 }  # fmt: skip
-# The fields of a model that BERT has in other systems, by the same names.
+# The fields of a BERT model that have the same names in other libraries.
 MODEL_FIELDS = tuple(MODEL_KEYS)
 LEARNED = {
     "position_embedding_type": Item("position_embedding_type", "absolute", {"absolute": "learned"})
@@ -116,54 +116,54 @@ BERT_KEYS = MODEL_KEYS | {"pad_token_id": PAD} | LEARNED | same(tie_word_embeddi
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """An entry of `registry.FAMILIES`: how the models of one `model_type` map to ours."""
+    """An entry of `registry.FAMILIES`: how models of one `model_type` map to bert-jax models."""
 
     # The prefix of the encoder's tensors.
     base: str
     names: NameMap
     class_prefix: str = "Bert"
-    # The keys of `config.json`, in their order.
+    # The keys of `config.json`, in order.
     keys: dict[str, Item] = field(default_factory=lambda: BERT_KEYS)
-    # Fields of ours without a key, and their only value.
+    # Fields of bert-jax without a key, and their only value.
     fixed: dict[str, Any] = field(default_factory=dict)
     # Keys that must be false or absent.
     refused: tuple[str, ...] = ()
-    # Keys of dropout rates: these are read as 0, with a note.
+    # Keys of dropout rates: read as 0, with a note.
     dropouts: tuple[str, ...] = ()
-    # Keys of the ids of tokens -> the roles of the tokens.
+    # Keys of token ids -> the roles of the tokens.
     token_ids: Mapping[str, str] = field(default_factory=dict)
-    # Fields that have no key of their own, but are treated by the two functions below.
+    # Fields without a separate key that the two functions below handle.
     fields: tuple[str, ...] = ()
-    # Returns the fields of a `config.json` at a path, given those that `keys` gave.
+    # Returns the fields of a `config.json` at a path, given those set by `keys`.
     read: Callable[[Mapping[str, Any], dict[str, Any], Path], dict[str, Any]] | None = None
-    # Returns further keys of a model, or other values of `keys`. Raises UsageError for a model that
-    # a config cannot express.
+    # Returns additional keys of a model, or other values of `keys`. Raises UsageError for a model
+    # that a config cannot express.
     write: Callable[[ModelConfig], dict[str, Any]] | None = None
-    # Whether `num_labels` is written: text-embeddings-inference 0d124dc takes a ModernBERT without
-    # the key for a model of one label.
+    # Whether `num_labels` is written: without the key, text-embeddings-inference 0d124dc assumes
+    # one label for a ModernBERT.
     writes_num_labels: bool = False
-    # Parts that no class has.
+    # Parts that the family's classes lack.
     lacks: frozenset[str] = frozenset()
-    # The names of a model with a classifier of `pooled_parts`, which has its own dense layer in
-    # place of the pooler, with or without a norm (`transform`); and a tensor of that classifier.
+    # The names of a model with a classifier of `pooled_parts`, which has a dense layer instead of
+    # the pooler, with or without a norm (`transform`); and a tensor of that classifier.
     pooled_names: NameMap | None = None
     pooled_classifier: str | None = None
     pooled_parts: frozenset[str] = frozenset({"sequence_classifier"})
     transform: bool = False
-    # The activation of the pooler; None: that of the layers.
+    # The activation of the pooler; None: the activation of the layers.
     pooler_act: str | None = "tanh"
-    # The activation of the masked-LM head whatever `hidden_act` is; None: that of the layers.
+    # The activation of the masked-LM head if it ignores `hidden_act`; None otherwise.
     mlm_act: str | None = None
-    # Positions begin after the id of padding (transformers modeling_roberta.py,
-    # `create_position_ids_from_input_ids`): with padding as id 1, two unused rows precede the first
-    # token's, and 512 positions are a table of 514. This is the id of a config without
-    # `pad_token_id`; None: there are no unused rows.
+    # Positions start after the padding id (transformers modeling_roberta.py,
+    # `create_position_ids_from_input_ids`): with padding id 1, two unused rows precede the first
+    # token's, and 512 positions need a table of 514. This is the id if a config lacks
+    # `pad_token_id`; None: no unused rows.
     default_pad: int | None = None
-    # A tensor of sines in the files, which has nothing to learn.
+    # A tensor of constant sines in the files.
     sinusoids: str = ""
-    # Fused matrices of the files -> their parts in order. A part is MATRIX.PART in `names`.
+    # Fused matrices in the files -> their parts in order. A part is MATRIX.PART in `names`.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Other prefixes of names in the files of some writers -> the prefixes in `names`.
+    # Other prefixes that some writers use -> the prefixes in `names`.
     prefixes: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -187,8 +187,8 @@ class Family:
     # --- tensors of a file -------------------------------------------------------------------
 
     def to_tensors(self, params: Any, *, pad: int) -> dict[str, np.ndarray]:
-        """Returns the tensors of a file, for parameters or gradients: with fused matrices, and the
-        unused rows of the position table as zeros.
+        """Returns the tensors of a file for parameters or gradients: with fused matrices, and with
+        zeros in the unused rows of the position table.
         """
         found = self.names_with(params).to_tensors(params)
         for matrix, parts in self.joined.items():
@@ -204,8 +204,8 @@ class Family:
         return found
 
     def from_tensors(self, tensors: Mapping[str, np.ndarray], unused: int) -> dict[str, np.ndarray]:
-        """Returns the tensors of a file with fused matrices cut into their parts, and the position
-        table without its `unused` rows. Tensors of a wrong shape stay for the check of shapes.
+        """Returns the tensors of a file with fused matrices split, and the position table without
+        its `unused` rows. Tensors of a wrong shape are left to the shape check.
         """
         found = dict(tensors)
         for matrix, parts in self.joined.items():
@@ -230,20 +230,20 @@ class Family:
         pad = theirs.get("pad_token_id", self.default_pad)
         if type(pad) is not int or pad < 0:
             raise UsageError(
-                f"{path}: pad_token_id is {brief(pad)}; RoBERTa's positions begin behind it: give "
-                "the id of its padding token"
+                f"{path}: pad_token_id is {brief(pad)}, but RoBERTa's positions start after it; "
+                "set it to the id of the padding token"
             )
         return self.unused_rows(pad)
 
     # --- models that the classes compute -----------------------------------------------------
 
     def misreads(self, model: ModelConfig, head: HeadConfig) -> str:
-        """Returns what its classes compute differently from the model; "" if nothing."""
+        """Returns how the family's classes compute a model differently; "" if they do not."""
         if self.mlm_act in (None, model.hidden_act) or "mlm" not in head.parts:
             return ""
         return (
-            f"hidden_act is {model.hidden_act}, but the masked-LM head of {self.class_prefix}'s "
-            f"class computes {self.mlm_act} regardless of hidden_act"
+            f"hidden_act is {model.hidden_act}, but the masked-LM head of {self.class_prefix} in "
+            f"transformers always uses {self.mlm_act}"
         )
 
     def require_expressible(self, model: ModelConfig, head: HeadConfig) -> None:
@@ -270,16 +270,18 @@ class Family:
             listed = ", ".join(f"{field} is {_written(own)}" for field, (own, _) in wrong.items())
             problems.append(f"{listed}, which this format does not support")
         if wrong.get("model.type_vocab_size") == (2, 0):
-            remedies.append("set data.rows=full_sentences")  # other rows have two segments
+            remedies.append(
+                "set data.sequence_format=full_sentences"
+            )  # other rows have two segments
         if unknown:
-            problems.append(f"this format has no name for {', '.join(unknown)}")
+            problems.append(f"this format does not support head.parts {', '.join(unknown)}")
             remedies += ["set objective=mlm"] * (set(unknown) <= {"pooler", "nsp"})
         if remedies:
             problems.append(f"to export a model, train it with {' '.join(remedies)}")
         if problems:
             raise UsageError("; ".join(problems))
         if problem := self.misreads(model, head):
-            remedy = ": write it as bert, with `model_type`" if self.base == "roberta" else ""
+            remedy = "; export it with `model_type` bert" if self.base == "roberta" else ""
             raise UsageError(f"model.{problem}{remedy}")
         if self.write is not None:
             self.write(model)
@@ -287,7 +289,7 @@ class Family:
     def _known_values(
         self, model: ModelConfig, head: HeadConfig, names: NameMap
     ) -> dict[str, tuple[Any, ...]]:
-        """Returns the values that each field may have, the usual one first."""
+        """Returns the supported values of each field, the usual one first."""
         keyed = {key.field: key for key in self.keys.values()}
         known: dict[str, tuple[Any, ...]] = {}
         for each in dataclasses.fields(ModelConfig):
@@ -307,13 +309,13 @@ class Family:
 
 
 def class_of(parts: Sequence[str]) -> str:
-    """Returns the name, without "Bert" or the like, of the class that `parts` make up."""
+    """Returns the name of the class with `parts`, without a prefix such as "Bert"."""
     classes = ELECTRA_CLASSES if "discriminator" in parts else CLASSES
     return next(name for name, needed in classes.items() if set(needed) <= set(parts))
 
 
 def declared_parts(architectures: Sequence[str], family: Family) -> set[str]:
-    """Returns the parts of the classes that a `config.json` names, as far as they are known."""
+    """Returns the parts of the known classes that a `config.json` names."""
     found: set[str] = set()
     named = family.names.roots | (family.pooled_names.roots if family.pooled_names else set())
     for architecture in architectures:
@@ -325,7 +327,7 @@ def declared_parts(architectures: Sequence[str], family: Family) -> set[str]:
 
 
 def _written(value: Any) -> str:
-    """Returns a value as an override has it."""
+    """Returns a value as written in an override."""
     if isinstance(value, Kind):
         return json.dumps(to_dict(value))
     return str(value).lower() if isinstance(value, bool) else str(value)

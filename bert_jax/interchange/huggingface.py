@@ -1,7 +1,7 @@
 """Reads and writes Hugging Face directories: `config.json`, `model.safetensors`, the tokenizer.
 
-Safetensors only: no torch, nothing unpickled. A directory loads as the class that its `config.json`
-names, of one of `registry.FAMILIES`.
+Only safetensors are read: no torch, no pickle. A directory loads as the class that its
+`config.json` names, in one of `registry.FAMILIES`.
 """
 
 import dataclasses
@@ -38,14 +38,12 @@ _PRETRAINING_HEADS = {"mlm", "nsp", "discriminator"}
 
 
 def to_tensors(params: Any, family: Family = BERT_FAMILY, *, pad: int = 0) -> dict[str, np.ndarray]:
-    """Returns the tensors of a file, by name, for parameters or gradients. `pad` is the id of
-    padding.
-    """
+    """Returns the tensors of a file by name, for parameters or gradients; `pad` is an id."""
     return family.to_tensors(params, pad=pad)
 
 
 def refusal(config: ModelConfig, head: HeadConfig) -> str:
-    """Returns why no class of transformers computes a model; "" where one does."""
+    """Returns why no class of transformers supports a model; "" if one does."""
     try:
         family = FAMILIES[families.family_of(config, head, pair_separators=1)]
         for network in electra_pair.split(config, head, None):
@@ -56,7 +54,7 @@ def refusal(config: ModelConfig, head: HeadConfig) -> str:
 
 
 def with_classifier(config: ModelConfig, head: HeadConfig, of_task: HeadConfig) -> HeadConfig:
-    """Returns the head of a task in the form of the classes of a model's family.
+    """Returns the head of a task as the classes of a model's family have it.
 
     A pooler in `head` keeps its activation.
     """
@@ -70,7 +68,7 @@ def with_classifier(config: ModelConfig, head: HeadConfig, of_task: HeadConfig) 
     elif "discriminator" in head.parts or (
         head.pooler_act == "gelu" and family.pooler_act is not None
     ):
-        act = "gelu"  # of an ELECTRA
+        act = "gelu"  # ELECTRA's
     return dataclasses.replace(of_task, pooler_act=act, transform=family.transform)
 
 
@@ -91,10 +89,10 @@ def write(
     """Writes parameters and the tokenizer as a new Hugging Face directory; returns its
     `model_type`.
 
-    `model_type` is one of `registry.FAMILIES`, by default that of `families.family_of`. `dtype` is
-    "float32", "float16" or "bfloat16". The directory appears whole or not at all. Raises UsageError
-    if it exists and is not empty, if the family cannot express the model, or if a value is beyond
-    the range of `dtype`.
+    `model_type` is one of `registry.FAMILIES` (default: `families.family_of`). `dtype` is
+    "float32", "float16" or "bfloat16". The directory is written atomically. Raises UsageError if it
+    exists and is not empty, if the family cannot express the model, or if a value exceeds the range
+    of `dtype`.
     """
     head = head or HeadConfig()
     sub_words = load_tokenizer(tokenizer)
@@ -118,18 +116,21 @@ def write(
 def _tensors_of(
     network: electra_pair.Network, family: Family, *, pad: int
 ) -> dict[str, np.ndarray]:
-    """Returns the tensors of a file, with those that the class has besides our parameters."""
+    """Returns the tensors of a file, including those that the class has in addition to our
+    parameters.
+    """
     config = network.model
     tensors = family.to_tensors(network.params, pad=pad)
     if family.sinusoids:
         tensors[family.sinusoids] = families.sinusoids(config)
     if config.position_embedding_type.startswith("relative_key"):
-        # The class has this table and never reads it; without it transformers 4 reports each file.
+        # The class has this table but never reads it; without it transformers 4 reports it as
+        # missing.
         table = np.zeros((config.max_position_embeddings, config.table_size), np.float32)
         tensors[family.position_table] = table
     mlm, decoder = (family.names.fixed.get(name) for name in ("mlm", "mlm.decoder"))
     if f"{decoder}.weight" in tensors and f"{mlm}.bias" in tensors:
-        # Untied, transformers 5 reads the bias under this name, and 4 under either.
+        # If untied, transformers 5 reads the bias under this name, and 4 under either one.
         tensors[f"{decoder}.bias"] = tensors[f"{mlm}.bias"]
     if class_of(network.head.parts) == "Model":
         return {name.removeprefix(f"{family.base}."): tensor for name, tensor in tensors.items()}
@@ -148,7 +149,7 @@ def _write_config(
     described |= {n: getattr(special, role) for n, role in FAMILIES[model_type].token_ids.items()}
     text = json.dumps(described, indent=2, ensure_ascii=False)
     (place / CONFIG).write_text(text + "\n", encoding="utf-8")
-    # The model and not the tokenizer determines the longest input.
+    # The maximum input length follows from the model, not from the tokenizer.
     sub_words.save(
         place,
         model_max_length=config.max_position_embeddings,
@@ -168,12 +169,12 @@ def is_directory(path: Path) -> bool:
 def read(
     directory: Path, *, allow_missing_heads: bool = False, ignore_unexpected: Sequence[str] = ()
 ) -> Foreign:
-    """Returns the model of a directory, with the parts that its config names and those that its
-    file has, and the generator in the directory (electra_pair.py).
+    """Returns the model of a directory, with the parts that its config names or its file has, and
+    the generator in the directory (electra_pair.py).
 
-    With `allow_missing_heads`, incomplete heads are left out; extra tensors that match
-    `ignore_unexpected` are ignored. Raises UsageError if we cannot run the model, or lists the
-    tensors that are missing, extra or misshapen.
+    With `allow_missing_heads`, incomplete heads are omitted; extra tensors that match
+    `ignore_unexpected` are ignored. Raises UsageError if the model is not supported, or if tensors
+    are missing, extra or misshapen.
     """
     options = {"allow_missing_heads": allow_missing_heads, "ignore_unexpected": ignore_unexpected}
     found, inside = _read_network(directory, **options), directory / electra_pair.FOLDER
@@ -204,11 +205,11 @@ def _read_network(
     if theirs.get("add_pooling_layer") is False:
         declared -= {"pooler"}
     table, classifier = _table(family, declared, tensors)
-    # Before a classifier with a transform, the names of the pooler are those of the transform.
+    # With a transform before the classifier, the pooler's names mean the transform.
     transform = family.transform and table is family.pooled_names
     held = set() if transform else table.parts(tensors, classifier=classifier)
-    # BertForMaskedLM of the hub keep the pooler and the next-sentence head of their pre-training;
-    # a classifier is there only if the class has it.
+    # BertForMaskedLM files on the hub keep the pooler and next-sentence head of pre-training; a
+    # classifier is read only if the class has it.
     parts = declared | (held & _PRETRAINED if declared else held)
     labels: tuple[str, ...] = ()
     if classifier in parts:
@@ -223,15 +224,15 @@ def _read_network(
         transform=transform,
     )
     if problem := family.misreads(model, head):
-        raise UsageError(f"{path}: {problem}; bert-jax computes only one of the two")
+        raise UsageError(f"{path}: {problem}; this combination is not supported")
     try:
         validate_model(model, head)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     ignored = [family.sinusoids]
-    if table is family.pooled_names:  # some files keep the pooler that the classifier replaces
+    if table is family.pooled_names:  # some files keep a pooler that the classifier replaces
         ignored += [f"{family.base}.pooler.dense.{leaf}" for leaf in ("weight", "bias")]
-    if model.position_embedding_type != "learned":  # the class has a table that it does not read
+    if model.position_embedding_type != "learned":  # the class has a table that it never reads
         ignored.append(family.position_table)
     return name_map.collect(
         tensors,
@@ -249,7 +250,7 @@ def _read_network(
 def _table(
     family: Family, declared: set[str], tensors: dict[str, np.ndarray]
 ) -> tuple[NameMap, str]:
-    """Returns the names of a file, and which classifier BERT's name `classifier` means."""
+    """Returns the names of a file, and the classifier that BERT's name `classifier` means."""
     classifier = "token_classifier"
     has_dense = family.pooled_classifier in tensors or "bert.pooler.dense.weight" in tensors
     if (declared or has_dense) and "token_classifier" not in declared:
@@ -261,7 +262,7 @@ def _table(
 
 
 def declared_pad(directory: Path) -> int | None:
-    """Returns the id of padding in a directory's `config.json`, if it has one."""
+    """Returns the padding id in a directory's `config.json`, if it has one."""
     if not (directory / CONFIG).is_file():
         return None
     pad = name_map.read_json(directory / CONFIG, hint=_HINT).get("pad_token_id")

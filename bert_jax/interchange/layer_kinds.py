@@ -1,4 +1,4 @@
-"""Keys of `config.json` about rotary positions and local layers, which several families share."""
+"""Keys of `config.json` about rotary positions and local layers that several families share."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,21 +13,21 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def theta_of(table: Any, name: str, path: Path) -> float | None:
-    """Returns the theta of a table of rotary positions; None where it has none.
+    """Returns the theta of a table of rotary positions; None if it has none.
 
-    Raises UsageError for any other rotation: its kind is `rope_type`, or `type` in old files
+    Raises UsageError for other kinds of rotation, named by `rope_type`, or `type` in old files
     (transformers modeling_rope_utils.py, `standardize_rope_params`).
     """
     is_table = isinstance(table, dict)
     if not is_table or table.get("rope_type", table.get("type", "default")) != "default":
-        raise UsageError(f"{path}: {name} is {brief(table)}; only rope_type default is read")
+        raise UsageError(f"{path}: {name} is {brief(table)}; only rope_type default is supported")
     if table.get("rope_theta") is None:
         return None
     return Item("rope_theta", 1.0).read("rope_theta", table, path)
 
 
 def thetas_of(theirs: Mapping[str, Any], path: Path) -> dict[str, float]:
-    """Returns the thetas that `rope_parameters` gives for kinds of layers."""
+    """Returns the thetas in `rope_parameters` for each kind of layer."""
     tables = theirs.get("rope_parameters") or {}
     if not isinstance(tables, dict):
         raise UsageError(f"{path}: rope_parameters is {brief(tables)}; expected a table per kind")
@@ -40,9 +40,9 @@ def thetas_of(theirs: Mapping[str, Any], path: Path) -> dict[str, float]:
 
 
 def agreed(given: Mapping[str, Any], path: Path) -> Any:
-    """Returns the value that all keys have; a key of None is absent.
+    """Returns the value that all keys agree on; a key of None is absent.
 
-    Raises UsageError for keys that differ: each version of transformers reads one of them.
+    Raises UsageError if they differ, because each version of transformers reads one of them.
     """
     found = {name: value for name, value in given.items() if value is not None}
     first = next(iter(found), "")
@@ -67,7 +67,7 @@ def written(model: ModelConfig) -> dict[str, Any]:
 
 
 def kinds_of(kinds: Any, layers: int, path: Path) -> list[str]:
-    """Returns `layer_types`; raises UsageError unless it has one of two kinds per layer."""
+    """Returns `layer_types`; raises UsageError unless it has one of the two kinds per layer."""
     is_listed = isinstance(kinds, list) and len(kinds) == layers
     if not is_listed or not all(kind in (FULL, SLIDING) for kind in kinds):
         raise UsageError(
@@ -77,7 +77,7 @@ def kinds_of(kinds: Any, layers: int, path: Path) -> list[str]:
 
 
 def pattern(kinds: Sequence[str], path: Path, *, usual: int = 1) -> tuple[int, int]:
-    """Returns n and f where layers f, f + n, f + 2n, ... are global; 0 and 0 where none is.
+    """Returns n and f if layers f, f + n, f + 2n, ... are global; 0 and 0 if no layer is.
 
     `usual` is the n of a single global layer, if the number of layers permits it. Raises UsageError
     for other patterns.
@@ -90,6 +90,6 @@ def pattern(kinds: Sequence[str], path: Path, *, usual: int = 1) -> tuple[int, i
         if found == [*range(found[0], len(kinds), n)]:
             return n, found[0]
     raise UsageError(
-        f"{path}: layer_types is {brief(list(kinds))}; only patterns are read in which layers f, "
-        f"f + n, f + 2n and so on have {FULL}"
+        f"{path}: layer_types is {brief(list(kinds))}; the supported patterns have {FULL} in "
+        "layers f, f + n, f + 2n and so on"
     )

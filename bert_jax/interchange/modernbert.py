@@ -1,9 +1,9 @@
-"""ModernBERT (transformers `modeling_modernbert.py`), and with it Ettin and mmBERT.
+"""ModernBERT (transformers `modeling_modernbert.py`), and also Ettin and mmBERT.
 
-Its `config.json` has two forms. transformers 4 reads a theta for each kind of layer and "every n-th
-layer is global", and ignores the other form: with the other form alone it silently computes with
-160,000 and 10,000. transformers 5 reads `layer_types` and `rope_parameters`, and without them the
-older keys. Both forms are written, and a model that one of them cannot express is refused.
+Its `config.json` has two forms. transformers 4 reads one theta per kind of layer and
+`global_attn_every_n_layers`, and ignores the other form: without these keys it silently uses
+160,000 and 10,000. transformers 5 reads `layer_types` and `rope_parameters`, and otherwise the
+older keys. Both forms are written, and a model that one of them cannot express is rejected.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _MASKED_LM = {
     "mlm.transform": "head.dense",
     "mlm.layer_norm": "head.norm",
 }
-# The layers before a classifier have the names of the masked-LM transform.
+# The layers before a classifier are named like the masked-LM transform.
 _TASKS = {
     "pooler.dense": "head.dense",
     "pooler.layer_norm": "head.norm",
@@ -92,10 +92,10 @@ def _read(theirs: Mapping[str, Any], found: dict[str, Any], path: Path) -> dict[
         every, first = layer_kinds.pattern(kinds, path)
         if first:
             raise UsageError(
-                f"{path}: layer_types is {brief(kinds)}; only patterns are read in which layers "
-                f"0, n, 2n and so on have {FULL}"
+                f"{path}: layer_types is {brief(kinds)}; the supported patterns have {FULL} in "
+                "layers 0, n, 2n and so on"
             )
-        # Beyond the last layer all numbers mean the same; the declared one is kept.
+        # Numbers beyond the last layer are equivalent; the declared one is kept.
         declared = theirs.get(_EVERY)
         is_beyond = every == layers and isinstance(declared, int) and declared > layers
         newer[_EVERY] = declared if is_beyond else every
@@ -104,8 +104,8 @@ def _read(theirs: Mapping[str, Any], found: dict[str, Any], path: Path) -> dict[
         layer_kinds.agreed({newer_name: value, name: theirs.get(name)}, path)
     found = found | {_KEYS[name].field: value for name, value in newer.items()}
     if found["attention_window"] < 1:
-        raise UsageError(f"{path}: {_WINDOW} is {found['attention_window']}; at least 1")
-    # In version 4 null is the theta of global layers.
+        raise UsageError(f"{path}: {_WINDOW} is {found['attention_window']}; must be at least 1")
+    # In version 4, null means the theta of global layers.
     has_no_local = "local_rope_theta" in theirs and theirs["local_rope_theta"] is None
     if has_no_local and "local_rope_theta" not in newer:
         found["local_rope_theta"] = found["rope_theta"]
@@ -120,8 +120,8 @@ def _read(theirs: Mapping[str, Any], found: dict[str, Any], path: Path) -> dict[
 def _write(model: ModelConfig) -> dict[str, Any]:
     if model.attention_window and not model.global_attention_every_n_layers:
         raise UsageError(
-            "model.global_attention_every_n_layers is 0, and ModernBERT's first layer is global in "
-            "transformers 4: the model is not exported"
+            "model.global_attention_every_n_layers is 0, but the first layer of a ModernBERT is "
+            "always global in transformers 4: this model cannot be exported"
         )
     written: dict[str, Any] = {"local_rope_theta": model.local_rope_theta or model.rope_theta}
     if not model.attention_window:

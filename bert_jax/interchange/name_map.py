@@ -1,8 +1,8 @@
-"""Names and reads foreign tensors: a table of names, two layouts of a matrix, one check.
+"""Maps parameters to tensor names of other libraries: a table of names, two matrix layouts, one
+check.
 
-A table gives the name and the layout of each of our parameters in another system. Reading passes
-one check that names missing, extra and misshapen tensors; a directory that is written appears whole
-or not at all.
+A table gives the name and the layout of each parameter in another library. Reading ends with one
+check that reports missing, extra and misshapen tensors; a directory is written atomically.
 """
 
 import contextlib
@@ -38,10 +38,10 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter in a foreign layout."""
+    """One parameter in the layout of another library."""
 
     name: str
-    # Whether our kernel `[inputs, outputs]` is a matrix `[outputs, inputs]` there.
+    # Whether our kernel `[inputs, outputs]` is stored as a matrix `[outputs, inputs]`.
     is_transposed: bool
 
     def shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
@@ -57,16 +57,16 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class NameMap:
-    """A table of names: modules outside the layers, modules of a layer, and leaves."""
+    """A table of names: modules outside the layers, modules of a layer, and parameters."""
 
     fixed: Mapping[str, str]
     layer: Mapping[str, str]
-    # A format string for the number of the layer.
+    # A format string for the layer number.
     layer_prefix: str
     # The names of "kernel", "bias", "embedding", "scale" and "norm_bias"; by default torch's.
     leaf: Mapping[str, str] = field(default_factory=lambda: _TORCH)
     separator: str = "."
-    # The kernels that are `[outputs, inputs]`: all, as in torch's Linear, or those of the modules.
+    # Kernels stored as `[outputs, inputs]`: all, as in torch's Linear, or only these modules.
     transposed: bool | frozenset[str] = True
 
     def entry(self, path: Location) -> Entry:
@@ -88,18 +88,18 @@ class NameMap:
 
     @property
     def roots(self) -> set[str]:
-        """Returns the parts that have names, the encoder included."""
+        """Returns the named parts, including the encoder."""
         return {module.split(".")[0] for module in self.fixed}
 
     def names(self, model: ModelConfig, head: HeadConfig) -> dict[Location, str]:
-        """Returns our path of every parameter -> its name here."""
+        """Returns the path of every parameter -> its name in this table."""
         abstract = bert.abstract_params(model, head)
         return {path: self.entry(path).name for path, _ in leaves(abstract)}
 
     def parts(self, names: Iterable[str], *, classifier: str) -> set[str]:
         """Returns the parts with at least one tensor in `names`.
 
-        Both kinds of classifier may have the same name: `classifier` is the kind that is meant.
+        Both kinds of classifier may have the same name: `classifier` selects the kind.
         """
         every = ("pooler", "mlm", "nsp", classifier, "span_classifier", "discriminator")
         head = HeadConfig(parts=tuple(part for part in every if part in self.roots))
@@ -111,7 +111,7 @@ class NameMap:
         return {path[0] for path in known if self.entry(path).name in there}
 
     def to_tensors(self, params: Any) -> dict[str, np.ndarray]:
-        """Returns the tensors of parameters or gradients, by their names and in their layout."""
+        """Returns the tensors of parameters or gradients, by name and in this layout."""
         tensors = {}
         for path, leaf in leaves(params):
             entry = self.entry(path)
@@ -121,14 +121,14 @@ class NameMap:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A model from another system: float32 NumPy parameters in our layout."""
+    """A third-party model: float32 NumPy parameters in our layout."""
 
     model: ModelConfig
     head: HeadConfig
     params: Params
-    # Updates that the parameters have seen; 0 where the source does not say.
+    # Updates that the parameters have seen; 0 if unknown.
     step: int = 0
-    # Tensors of the heads that were left out on request.
+    # Tensors of incomplete heads that were omitted on request.
     missing: tuple[str, ...] = ()
     # The directory of the tokenizer.
     tokenizer: Path | None = None
@@ -153,23 +153,23 @@ def collect(
 ) -> Foreign:
     """Returns the parameters of `model` with the parts of `head`, from `tensors` in `layout`.
 
-    With `allow_missing_heads`, a part with a missing or misshapen tensor is left out, except the
-    encoder. Extra tensors that match one of `ignore_unexpected` (shell patterns) are left out with
-    a note, and those of `redundant` without one.
+    With `allow_missing_heads`, a part with a missing or misshapen tensor is omitted, except the
+    encoder. Extra tensors that match one of `ignore_unexpected` (shell patterns) are ignored with a
+    note, those in `redundant` silently.
 
     Raises:
-        UsageError: names the tensors that are missing, extra or misshapen, at most eight of each.
-        NonFinite: tensors hold nan or infinity.
+        UsageError: lists missing, extra and misshapen tensors, at most eight of each.
+        NonFinite: tensors contain nan or infinity.
     """
-    # The description of a model with a wrong number of layers would take long to compute.
+    # Describing a model with a wrong number of layers could take very long.
     if model.num_hidden_layers > max(len(tensors), 1):
         raise UsageError(
             f"{source} does not hold the model its {described_by} describes: num_hidden_layers is "
-            f"{model.num_hidden_layers}, and there are {len(tensors)} tensors in all"
+            f"{model.num_hidden_layers}, but there are only {len(tensors)} tensors"
         )
     params: Params = {}
     spoilt: list[str] = []
-    # Part -> the expected tensor -> what is wrong with it.
+    # Part -> the expected tensor -> its problem.
     wrong: dict[str, dict[str, str]] = {}
     surplus = set(tensors) - set(redundant)
     for path, leaf in leaves(bert.abstract_params(model, head)):
@@ -191,14 +191,14 @@ def collect(
     left_out: tuple[str, ...] = ()
     if allow_missing_heads:
         optional = wrong.keys() - {"encoder"}
-        # These parts read the pooler's output.
+        # These parts depend on the pooler's output.
         optional |= {"nsp", "sequence_classifier"} if "pooler" in optional else set()
         left_out = tuple(name for part in sorted(optional) for name in wrong.pop(part, {}))
         head = dataclasses.replace(head, parts=tuple(p for p in head.parts if p not in optional))
         params = {part: tree for part, tree in params.items() if part not in optional}
     ignored = {name for name in surplus if any(fnmatchcase(name, p) for p in ignore_unexpected)}
     if ignored:
-        note_once(f"{source}: {len(ignored)} tensors are ignored: {', '.join(sorted(ignored))}")
+        note_once(f"{source}: ignoring {len(ignored)} tensors: {', '.join(sorted(ignored))}")
     unexpected = sorted(surplus - ignored)
     if wrong or unexpected:
         remedy = ""
@@ -216,9 +216,9 @@ def collect(
         )
     if spoilt:
         raise NonFinite(
-            f"{source} holds numbers that are not finite, in {len(spoilt)} tensors: "
-            f"{'; '.join(_first(spoilt))}. The training that saved them had diverged, or their "
-            "type was too narrow for them: take an earlier checkpoint, or one in float32"
+            f"{source} has numbers that are not finite, in {len(spoilt)} tensors: "
+            f"{'; '.join(_first(spoilt))}. Training had diverged, or the tensor type was too "
+            "narrow: use an earlier checkpoint, or a float32 one"
         )
     return Foreign(model, head, params, missing=left_out)
 
@@ -230,9 +230,9 @@ def _pattern_of(names: Sequence[str]) -> str:
 
 
 def _first(problems: list[str]) -> list[str]:
-    """Returns the first problems and the number of the others: one wrong size causes hundreds."""
+    """Returns the first problems and the number of others: one wrong size causes hundreds."""
     more = len(problems) - _NAMED
-    return problems[:_NAMED] + ([f"and {more} more like it"] if more > 0 else [])
+    return problems[:_NAMED] + ([f"and {more} more"] if more > 0 else [])
 
 
 def _is_real(dtype: np.dtype) -> bool:
@@ -247,7 +247,7 @@ def insert(tree: dict, path: Location, value: np.ndarray) -> None:
 
 
 def read_json_value(path: Path, *, hint: str) -> Any:
-    """Returns the value in a file, or raises UsageError; `hint` follows the system's message."""
+    """Returns the JSON value in a file, or raises UsageError with the OS error and `hint`."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -256,7 +256,7 @@ def read_json_value(path: Path, *, hint: str) -> Any:
 
 
 def read_json(path: Path, *, hint: str) -> dict[str, Any]:
-    """Returns the fields of a config file, or raises UsageError as `read_json_value`."""
+    """Returns the fields of a config file; raises UsageError as `read_json_value` does."""
     values = read_json_value(path, hint=hint)
     if not isinstance(values, dict):
         raise UsageError(f"{path} is not a config: expected a JSON object")

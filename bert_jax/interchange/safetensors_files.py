@@ -15,9 +15,9 @@ from bert_jax.errors import UsageError
 from bert_jax.files import inside
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# The file size of transformers, for repositories with a limit.
+# The file size that transformers uses, for repositories with a size limit.
 MAX_FILE_BYTES = 5_000_000_000
-# Files of transformers' Trainer beside the weights (trainer.py).
+# Files that transformers' Trainer writes next to the weights (trainer.py).
 _TRAINER_FILES = ("training_args", "optimizer", "scheduler", "rng_state", "scaler")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -55,12 +55,12 @@ def write_file(path: Path, tensors: Mapping[str, np.ndarray], **metadata: str) -
     try:
         save_file(dict(tensors), path, metadata={"format": "pt", **metadata})
     except SafetensorError as error:
-        # The library reports errors of the system as text: "... (os error 28)".
+        # The library reports OS errors as text: "... (os error 28)".
         found = _OS_ERROR.search(str(error))
         if not found:
             raise
         raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
-    # The library makes files that only their owner can read.
+    # The library creates files that only their owner can read.
     umask = os.umask(0)
     os.umask(umask)
     path.chmod(0o666 & ~umask)
@@ -92,7 +92,7 @@ def _read_sharded(directory: Path) -> dict[str, np.ndarray]:
         where = strict_json.parse(path.read_bytes())["weight_map"]
         files = sorted(set(where.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} is no index of files: {error}") from error
+        raise UsageError(f"{path} is not an index of files: {error}") from error
     tensors: dict[str, np.ndarray] = {}
     for file in files:
         try:
@@ -101,7 +101,7 @@ def _read_sharded(directory: Path) -> dict[str, np.ndarray]:
             raise UsageError(f"{path}: {error}") from error
     lost = sorted(set(where) - set(tensors))
     if lost:
-        raise UsageError(f"{path} lists tensors that its files do not hold: {', '.join(lost)}")
+        raise UsageError(f"{path} lists tensors that its files lack: {', '.join(lost)}")
     return tensors
 
 
@@ -110,8 +110,8 @@ def read_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     import ml_dtypes  # noqa: F401  # registers bfloat16 with NumPy
     from safetensors import SafetensorError, safe_open
 
-    if path.exists() and not path.is_file():  # a pipe would block
-        raise UsageError(f"{path} is no plain file; put the file itself there")
+    if path.exists() and not path.is_file():  # opening a pipe would block
+        raise UsageError(f"{path} is not a regular file; put the file itself there")
     try:
         with safe_open(path, framework="numpy") as file:
             opened: Any = file
@@ -119,7 +119,7 @@ def read_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             return {name: opened.get_tensor(name) for name in names}, dict(opened.metadata() or {})
     except AttributeError as error:  # a type that NumPy lacks, such as float8_e4m3fn
         raise UsageError(
-            f"{path} has tensors of type {error.name}, which are not read: save the model in "
+            f"{path} has tensors of type {error.name}, which is not supported: save the model in "
             "float32 or bfloat16"
         ) from error
     except (SafetensorError, OSError, TypeError) as error:
@@ -129,7 +129,7 @@ def read_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 def cast(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
     """Returns a tensor as "float32", "float16" or "bfloat16".
 
-    Raises UsageError if a value is beyond the range of the type.
+    Raises UsageError if a value exceeds the range of the type.
     """
     if dtype == "float32":
         return tensor
@@ -139,5 +139,5 @@ def cast(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         cast = tensor.astype(kind)
     if not np.isfinite(cast.astype(np.float32)).all():
-        raise UsageError(f"{name} has values beyond the range of {dtype}; write float32")
+        raise UsageError(f"{name} has values beyond the range of {dtype}; set `dtype` float32")
     return cast

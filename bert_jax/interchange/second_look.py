@@ -32,12 +32,11 @@ def renamed(
     source: str,
     ignore_unexpected: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Returns the tensors of a file by the names that `family` gives them, without buffers.
+    """Returns the tensors of a file under the names in `family`, without buffers.
 
-    Modules of training wrappers and one prefix common to all names are removed, with a note; names
-    that `ignore_unexpected` matches need not have the prefix, and are left out where they lack it.
-    Raises UsageError if other names lack the prefix (those of a second encoder, for example), or if
-    two names become one.
+    Modules of training wrappers and a common prefix of all names are removed, with a note; names
+    that `ignore_unexpected` matches may lack the prefix, and are then omitted. Raises UsageError if
+    other names lack the prefix (for example, in a second encoder), or if two names become equal.
     """
     plain = {name: _WRAPPERS.sub(r"\1", name) for name in tensors if not name.endswith(_BUFFERS)}
     counted = {
@@ -62,12 +61,12 @@ def renamed(
             )
     if longer := [name for name, short in plain.items() if prefix or short != name]:
         short = plain[longer[0]].removeprefix(prefix)
-        note_once(f"{source}: {longer[0]} is read as {short}, and other names likewise")
+        note_once(f"{source}: reading {longer[0]} as {short}, and other names likewise")
     return {ours: tensors[name] for ours, name in origins.items()}
 
 
 def _prefix(names: Collection[str], family: Family) -> str:
-    """Returns the prefix of the names of the first encoder; "" if there is none."""
+    """Returns the prefix of the first encoder's names; "" if they have none."""
     bases = "|".join(re.escape(base) for base in (f"{family.base}.", *family.prefixes))
     layer = re.escape(family.names.layer_prefix.removeprefix(f"{family.base}."))
     layer = layer.replace(re.escape("{}"), r"\d+")
@@ -76,8 +75,8 @@ def _prefix(names: Collection[str], family: Family) -> str:
 
 
 def _modern(name: str, family: Family) -> str:
-    """Returns the name that current versions write: older ones call the parameters of a norm gamma
-    and beta, have another prefix, or none.
+    """Returns the name in current versions: in older files, norm parameters are gamma and beta, and
+    the prefix differs or is absent.
     """
     name = name.removesuffix(".gamma") + ".weight" if name.endswith(".gamma") else name
     name = name.removesuffix(".beta") + ".bias" if name.endswith(".beta") else name
@@ -91,13 +90,13 @@ def _modern(name: str, family: Family) -> str:
 def output_normalized(
     tensors: dict[str, np.ndarray], family: Family, model: ModelConfig, *, source: str
 ) -> tuple[dict[str, np.ndarray], ModelConfig]:
-    """Returns the tensors with the output over the vocabulary as `family.names` has it, and the
-    model with or without an output matrix tied to the word embedding.
+    """Returns the tensors with the output over the vocabulary named as in `family.names`, and the
+    model with a tied or untied output matrix.
 
-    A tied matrix may be stored under either of its names, or under both. Two that differ are not
-    tied, whatever the config says (transformers 5 modeling_utils.py, `tie_weights`). The bias may
-    have either name as well; `decoder.bias` is the one that transformers 5 adds. A bias shorter
-    than the vocabulary is padded with zeros (ibid., `_adjust_bias`).
+    A tied matrix may be stored under either of its names, or under both. If these differ, the
+    matrix is untied, regardless of the config (transformers 5 modeling_utils.py, `tie_weights`).
+    The bias may also have either name; transformers 5 adds `decoder.bias`. A bias shorter than the
+    vocabulary is padded with zeros (ibid., `_adjust_bias`).
     """
     fixed, found = family.names.fixed, dict(tensors)
     if "mlm.decoder" not in fixed:
@@ -108,7 +107,7 @@ def output_normalized(
             found[table] = found.pop(decoder)
         else:
             note_once(
-                f"{source}: {decoder} differs from {table}, so the two are not tied, although "
+                f"{source}: {decoder} differs from {table}, so the two are read as untied although "
                 "tie_word_embeddings is true in config.json; transformers 4 reads only one of them"
             )
             model = dataclasses.replace(model, tie_word_embeddings=False)
@@ -117,11 +116,11 @@ def output_normalized(
     bias, copy = (f"{fixed[n]}.bias" for n in ("mlm", "mlm.decoder"))
     if copy != bias and copy in found:
         if bias in found and not np.array_equal(found[bias], found[copy]):
-            note_once(f"{source}: {bias} differs from {copy} and is ignored")
+            note_once(f"{source}: ignoring {bias}, which differs from {copy}")
         found[bias] = found.pop(copy)
     values = found.get(bias)
     if values is not None and values.ndim == 1 and len(values) < model.vocab_size:
         lacking = model.vocab_size - len(values)
-        note_once(f"{source}: {bias} is padded with {lacking} zeros to the size of the vocabulary")
+        note_once(f"{source}: padding {bias} with {lacking} zeros to the vocabulary size")
         found[bias] = np.pad(values, (0, lacking))
     return found, model

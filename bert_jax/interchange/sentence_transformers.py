@@ -1,11 +1,11 @@
-"""Directories of sentence-transformers: how the hidden states of a text become its vector.
+"""Directories of sentence-transformers: how the hidden states of a text become its embedding.
 
-`modules.json` lists the stages: the encoder, its pooling, and what follows. A stage is looked up by
-its name; nothing that a file names is imported. A directory without that file is an encoder
-with the mean of its tokens, as for `SentenceTransformer` (sentence-transformers 6.2,
-sentence_transformer/model.py, `_load_default_modules`).
+`modules.json` lists the modules: encoder, pooling, and later ones. A module is looked up by its
+name; nothing that a file names is imported. A directory without that file is an encoder with mean
+pooling, as in `SentenceTransformer` (sentence-transformers 6.2, sentence_transformer/model.py,
+`_load_default_modules`).
 
-Dims: N texts, W width of a vector.
+Dims: N texts, W width of an embedding.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ POOLINGS = ("mean", "cls", "max", "lasttoken")
 _FOLDER = "1_Pooling"
 _ENCODER = "sentence_bert_config.json"
 _SETTINGS = "config_sentence_transformers.json"
-# The fields by which a `1_Pooling/config.json` chooses its pooling before version 6.
+# The fields of `1_Pooling/config.json` that choose the pooling before version 6.
 _MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -47,7 +47,7 @@ def _erf(x: np.ndarray) -> np.ndarray:
     return special.erf(x)
 
 
-# By the last part of torch's name.
+# By the last component of torch's name.
 _ACTIVATIONS: Mapping[str, Step] = {
     "Identity": lambda x: x,
     "Tanh": np.tanh,
@@ -58,26 +58,26 @@ _ACTIVATIONS: Mapping[str, Step] = {
 
 @dataclass(frozen=True)
 class EmbeddingRecipe:
-    """The way from a text to its vector. By default: the mean of its tokens, without a limit.
+    """How a text becomes an embedding. Default: the mean of its tokens, without a length limit.
 
-    `length` is the most tokens of a text, None for no limit. `steps` map the pooled vectors `[N,
-    W]` in their order, each with its name in messages.
+    `length` is the maximum number of tokens per text, None for no limit. `steps` transform the
+    pooled vectors `[N, W]` in order, each with a name for messages.
     """
 
     length: int | None = None
     lowercase: bool = False
-    # The prompts by their names, and the prompt before every text.
+    # The prompts by name, and the default prompt before every text.
     prompts: Mapping[str, str] = field(default_factory=dict)
     prompt: str = ""
     pooling: str = "mean"
     steps: tuple[tuple[str, Step], ...] = ()
-    # The columns of a vector that count; None: all.
+    # The columns of an embedding that are used; None: all.
     dims: int | None = None
 
     def with_prompt(self, name: str | None) -> Self:
         """Returns the recipe with the prompt of that name before every text; None changes nothing.
 
-        Raises UsageError, with the names that there are.
+        Raises UsageError, which lists the available names.
         """
         if name is None:
             return self
@@ -87,7 +87,7 @@ class EmbeddingRecipe:
         return dataclasses.replace(self, prompt=self.prompts[name])
 
     def described(self) -> str:
-        """Returns the recipe in words."""
+        """Returns a description of the recipe."""
         parts = [f"at most {self.length} tokens"] if self.length else []
         parts += ["lower case"] * self.lowercase + [f"after {self.prompt!r}"] * bool(self.prompt)
         return ", ".join([*parts, f"pooling {self.pooling}", *(name for name, _ in self.steps)])
@@ -103,7 +103,7 @@ NORMALIZE = ("normalized", normalized)
 
 
 def recipe_of_run(config: TrainConfig) -> EmbeddingRecipe | None:
-    """Returns the recipe of a run that learned vectors of texts; None for another run."""
+    """Returns the recipe of a run that learned embeddings; None for other runs."""
     if "embedding" not in config.head.parts:
         return None
     options = config.embedding
@@ -119,16 +119,16 @@ def recipe_of_run(config: TrainConfig) -> EmbeddingRecipe | None:
 def write(
     directory: Path, recipe: EmbeddingRecipe, *, width: int, similarity: str = "cosine"
 ) -> None:
-    """Adds the files that make an encoder's directory an embedder with vectors of `width`.
+    """Adds the files that turn an encoder's directory into an embedder with vectors of `width`.
 
-    Types and fields are the older ones: sentence-transformers 5.7 and 6.2 read them
-    (modules/pooling.py, `_convert_legacy_pooling_kwargs`), and earlier releases and
-    text-embeddings-inference know no others (router/src/lib.rs, `PoolConfig` and `STConfig`).
-    `embedding_dimension` is left out, because earlier releases refuse it.
+    Types and fields are the older ones, which all readers support: sentence-transformers 5.7 and
+    6.2 (modules/pooling.py, `_convert_legacy_pooling_kwargs`), earlier releases and
+    text-embeddings-inference (router/src/lib.rs, `PoolConfig` and `STConfig`).
+    `embedding_dimension` is omitted, because earlier releases reject it.
     """
     stages = [("Transformer", ""), ("Pooling", _FOLDER)]
     if NORMALIZE in recipe.steps:
-        stages.append(("Normalize", "2_Normalize"))  # has no settings and needs no folder
+        stages.append(("Normalize", "2_Normalize"))  # without settings, so without a folder
     files = {
         MODULES: [
             {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -140,7 +140,7 @@ def write(
             "include_prompt": True,
             "pooling_mode": recipe.pooling,
         },
-        # The tokenizer changes case where the model needs it.
+        # The tokenizer changes case if the model needs it.
         _ENCODER: {"max_seq_length": recipe.length, "do_lower_case": False},
         _SETTINGS: {
             "prompts": dict(recipe.prompts),
@@ -154,19 +154,19 @@ def write(
 
 
 def encoder_directory(directory: Path) -> Path:
-    """Returns the folder that holds the encoder: the directory, or a folder inside it."""
+    """Returns the folder with the encoder: the directory, or a folder inside it."""
     if not (directory / MODULES).is_file():
         return directory
     kind, folder = _stages(directory)[0]
     if kind != "Transformer":
-        raise UsageError(f"{directory / MODULES}: begins with {kind}, and only encoders are read")
+        raise UsageError(f"{directory / MODULES}: the first module is {kind}, not a Transformer")
     return folder
 
 
 def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
-    """Returns the recipe of a directory; with `encoder_only`, the part before the pooling.
+    """Returns the recipe of a directory; with `encoder_only`, the modules before the pooling.
 
-    Raises UsageError that names the file and the stage that is not supported.
+    Raises UsageError with the file and the module that is not supported.
     """
     encoder = encoder_directory(directory)
     if not (directory / MODULES).is_file():
@@ -176,9 +176,7 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
     settings = {} if path is None else _json(path)
     length = settings.get("max_seq_length")
     if length is not None and (type(length) is not int or length <= 2):
-        raise UsageError(
-            f"{path}: max_seq_length is {brief(length)}; expected a number of tokens above 2"
-        )
+        raise UsageError(f"{path}: max_seq_length is {brief(length)}; expected an integer above 2")
     prompts, prompt = _prompts(directory)
     recipe = EmbeddingRecipe(
         dims=_dims(directory),
@@ -201,9 +199,9 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
         elif kind != "Dropout":
             place = "" if pooling else " before Pooling"
             raise UsageError(
-                f"{directory / MODULES}: {kind} is not supported{place}; "
-                "only an encoder, Pooling, Dense and Normalize are, in this order: `pooling` mean "
-                "takes the encoder's states without the rest"
+                f"{directory / MODULES}: {kind} is not supported{place}; the supported modules are "
+                "an encoder, Pooling, Dense and Normalize, in this order: `pooling` mean uses the "
+                "encoder's states without the rest"
             )
     if not pooling:
         raise UsageError(f"{directory / MODULES} has no Pooling; name one with `pooling`")
@@ -211,7 +209,7 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
 
 
 def _stages(directory: Path) -> list[tuple[str, Path]]:
-    """Returns the kinds of the stages and their folders."""
+    """Returns the kinds of the modules and their folders."""
     path = directory / MODULES
     listed = name_map.read_json_value(path, hint=_HINT)
     stages = []
@@ -219,10 +217,10 @@ def _stages(directory: Path) -> list[tuple[str, Path]]:
         kind, place = (stage.get(n) if isinstance(stage, dict) else None for n in ("type", "path"))
         is_inside = isinstance(place, str) and Path(place).name == place and place != ".."
         if not isinstance(kind, str) or not is_inside:
-            raise UsageError(f"{path}: {brief(stage)} is no stage with a type and a folder's name")
+            raise UsageError(f"{path}: {brief(stage)} is not a module with a type and a path")
         stages.append((kind.rpartition(".")[2], directory / str(place)))
     if not stages:
-        raise UsageError(f"{path} lists no stages")
+        raise UsageError(f"{path} lists no modules")
     return stages
 
 
@@ -237,11 +235,11 @@ def _prompts(directory: Path) -> tuple[dict[str, str], str]:
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
     is_table = isinstance(prompts, dict) and all(isinstance(p, str) for p in prompts.values())
     if not is_table:
-        raise UsageError(f"{path}: prompts is {brief(prompts)}; expected texts by their names")
+        raise UsageError(f"{path}: prompts is {brief(prompts)}; expected texts by name")
     if name is None:
         return prompts, ""
     if not isinstance(name, str) or name not in prompts:
-        raise UsageError(f"{path}: default_prompt_name {brief(name)} is none of its prompts")
+        raise UsageError(f"{path}: default_prompt_name {brief(name)} is not among its prompts")
     return prompts, prompts[name]
 
 
@@ -255,7 +253,7 @@ def _dims(directory: Path) -> int | None:
 
 
 def _tokenizer_length(encoder: Path) -> int | None:
-    """Returns the most tokens of the tokenizer; a file without a limit has 1e30."""
+    """Returns the maximum number of tokens of the tokenizer; a file without a limit has 1e30."""
     path = encoder / "tokenizer_config.json"
     length = _json(path).get("model_max_length") if path.is_file() else None
     if not isinstance(length, int | float) or isinstance(length, bool):
@@ -277,7 +275,7 @@ def _pooling(path: Path, prompt: str) -> str:
 
 
 def _require_vectors(path: Path) -> None:
-    """Raises UsageError for a stage that works on anything but the pooled vectors."""
+    """Raises UsageError for a module that reads anything but the pooled vectors."""
     settings = _json(path) if path.is_file() else {}
     for name in ("module_input_name", "module_output_name"):
         if settings.get(name) not in (None, "sentence_embedding"):
@@ -292,18 +290,18 @@ def _dense(folder: Path) -> Step:
     if activation is None or not name.startswith("torch.nn."):
         raise UsageError(f"{path}: activation_function {brief(name)} is not supported")
     if settings.get("use_residual"):
-        raise UsageError(f"{path}: use_residual is true, and a sum with the input is not supported")
+        raise UsageError(f"{path}: use_residual is true, which is not supported")
     _require_vectors(path)
     tensors = safetensors_files.read(folder)
     weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
     if weight is None or weight.ndim != 2 or (bias is not None and bias.shape != weight.shape[:1]):
-        raise UsageError(f"{folder} holds no linear.weight, or one that its bias does not fit")
+        raise UsageError(f"{folder} has no linear.weight, or its bias does not fit")
     added = np.float32(0) if bias is None else bias.astype(np.float32)
 
     def mapped(vectors_NW: np.ndarray) -> np.ndarray:
         if vectors_NW.shape[-1] != weight.shape[1]:
             expected = weight.shape[1]
-            raise UsageError(f"{path}: takes vectors of {expected}, not {vectors_NW.shape[-1]}")
+            raise UsageError(f"{path}: expects vectors of {expected}, not {vectors_NW.shape[-1]}")
         return activation(vectors_NW @ weight.T.astype(np.float32) + added)
 
     return mapped

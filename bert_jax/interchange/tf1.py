@@ -1,8 +1,8 @@
 """Reads and writes TensorFlow 1 checkpoints of google-research/bert: weights and step.
 
-A directory has `bert_config.json`, `vocab.txt` and `NAME.ckpt.index` beside its data; the slots of
-an optimizer are not read. TF1's `Saver` restores what is written, and the file `checkpoint` makes
-the directory a `model_dir`. TensorFlow's own reader and writer are used; there is no plainer one.
+A directory has `bert_config.json`, `vocab.txt`, `NAME.ckpt.index` and its data; optimizer slots are
+not read. TF1's `Saver` can restore a written directory, and the file `checkpoint` makes it a
+`model_dir`. This module uses TensorFlow's reader and writer, because there is no simpler library.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from bert_jax.interchange.name_map import Foreign, NameMap
 from bert_jax.registry import PARTS
 
 CONFIG, NAME, STEP = "bert_config.json", "bert_model.ckpt", "global_step"
-# Names of an optimizer's slots end so (google-research/bert optimization.py).
+# Suffixes of optimizer slots (google-research/bert optimization.py).
 _SLOTS = ("/adam_m", "/adam_v")
-# A state counts its steps in int32.
+# The state counts steps in int32.
 _LAST_STEP = 2**31 - 1
 
 TABLE = NameMap(
@@ -41,7 +41,7 @@ TABLE = NameMap(
         "mlm.transform": "cls/predictions/transform/dense",
         "mlm.layer_norm": "cls/predictions/transform/LayerNorm",
         "nsp": "cls/seq_relationship",
-        # run_classifier.py, at the top; run_squad.py.
+        # In run_classifier.py, at the top level; in run_squad.py.
         "sequence_classifier": "",
         "span_classifier": "cls/squad",
     },
@@ -89,8 +89,8 @@ def directory_of(path: Path) -> Path:
 
 
 def _prefix(path: Path) -> Path:
-    """Returns the checkpoint that `path` names: itself, the only one in it, or the newest of the
-    list in it.
+    """Returns the checkpoint that `path` names: itself, the only one in it, or the newest one that
+    its list names.
     """
     if not path.is_dir():
         return path
@@ -115,16 +115,16 @@ def _prefix(path: Path) -> Path:
 def read(
     path: Path, *, allow_missing_heads: bool = False, ignore_unexpected: Sequence[str] = ()
 ) -> Foreign:
-    """Returns the model at a prefix or in a directory, with its step where it has one.
+    """Returns the model at a prefix or in a directory, with its step if it has one.
 
-    Raises UsageError if it is no BERT that we can run, or lists the tensors that are missing,
-    extra or misshapen. With `allow_missing_heads`, incomplete heads are left out; extra tensors
-    that `ignore_unexpected` matches are ignored.
+    Raises UsageError if it is not a supported BERT, or lists the tensors that are missing, extra or
+    misshapen. With `allow_missing_heads`, incomplete heads are omitted; extra tensors that
+    `ignore_unexpected` matches are ignored.
     """
     prefix = _prefix(path)
     tensors = _read_tensors(prefix)
     described = name_map.read_json(
-        prefix.parent / CONFIG, hint=f"put the model's {CONFIG} (and vocab.txt) beside it"
+        prefix.parent / CONFIG, hint=f"put the model's {CONFIG} and vocab.txt next to it"
     )
     step = _step(np.asarray(tensors.pop(STEP, np.int64(0))), prefix)
     tensors = {name: t for name, t in tensors.items() if not name.endswith(_SLOTS)}
@@ -153,7 +153,7 @@ def _read_tensors(prefix: Path) -> dict[str, np.ndarray]:
     try:
         reader: Any = tf.train.load_checkpoint(str(prefix))
         return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-    # The reader turns some of its own errors into Python's: a short file is an IndexError.
+    # The reader turns some errors into Python exceptions: a short file raises IndexError.
     except (tf.errors.OpError, ValueError, RuntimeError, LookupError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
         raise UsageError(f"{prefix} cannot be read: {reason}") from error
@@ -180,18 +180,18 @@ def _model(theirs: dict[str, Any], path: Path) -> ModelConfig:
     return from_dict(values | {"hidden_act": activation}, ModelConfig, str(path))
 
 
-# Our keys in bert_config.json, which the original's reader accepts and does not use.
+# bert-jax keys in bert_config.json, which the original reader accepts and ignores.
 _EXACT, _LABELS = "exact_gelu", "labels"
 
 
 def _labels(
     theirs: dict[str, Any], tensors: dict[str, np.ndarray], prefix: Path
 ) -> tuple[str, ...]:
-    """Returns the labels of the config, else numbered labels: a checkpoint has no names."""
+    """Returns the labels in the config, or else numbered labels: a checkpoint has no names."""
     given = theirs.get(_LABELS)
     if given is not None:
         if not isinstance(given, list) or not all(isinstance(label, str) for label in given):
-            raise UsageError(f"{prefix.parent / CONFIG}: {_LABELS} is no list of names")
+            raise UsageError(f"{prefix.parent / CONFIG}: {_LABELS} is not a list of names")
         return tuple(given)
     weights = tensors.get("output_weights")
     count = len(weights) if weights is not None and weights.ndim else 2
@@ -202,17 +202,17 @@ def _labels(
 
 
 def write(directory: Path, foreign: Foreign, *, tokenizer: Path) -> None:
-    """Writes `bert_model.ckpt`, its config and vocabulary as a new directory, whole or not at all.
+    """Writes `bert_model.ckpt`, its config and vocabulary as a new directory, atomically.
 
-    Raises UsageError where the original's code could not compute this model.
+    Raises UsageError if the original code does not support this model.
     """
     config, head = foreign.model, foreign.head
     _require_expressible(config, head)
     sub_words = load_tokenizer(tokenizer)
     if sub_words.kind != "wordpiece":
         raise UsageError(
-            f"tokenizer {tokenizer} is of kind {sub_words.kind}; the original reads a WordPiece "
-            "vocab.txt only"
+            f"tokenizer {tokenizer} is a {sub_words.kind} tokenizer; the TF1 format supports only "
+            "a WordPiece vocab.txt: use `format` hf"
         )
     tensors = TABLE.to_tensors(foreign.params)
     if foreign.step:
@@ -221,15 +221,15 @@ def write(directory: Path, foreign: Foreign, *, tokenizer: Path) -> None:
         _save(building / NAME, tensors)
         text = json.dumps(_their_config(config, head), indent=2, ensure_ascii=False)
         (building / CONFIG).write_text(text + "\n", encoding="utf-8")
-        # The original knows no other tokenizer file.
+        # The TF1 format has no other tokenizer file.
         rows = sub_words.tokens(list(range(sub_words.vocab_size)))
         vocabulary = building / "vocab.txt"
         vocabulary.write_text("\n".join(rows) + "\n", encoding="utf-8", newline="\n")
         if load_tokenizer(vocabulary, lowercase=sub_words.lowercase).hash != sub_words.hash:
             raise UsageError(
-                f"tokenizer {tokenizer} has settings or tokens that a vocab.txt cannot say "
-                "(accents, Chinese characters, added tokens): the original would split text "
-                "differently; export `format` hf"
+                f"tokenizer {tokenizer} has settings or tokens that a vocab.txt cannot express "
+                "(accents, Chinese characters, added tokens), so the TF1 code would split text "
+                "differently: use `format` hf"
             )
         listing = f'model_checkpoint_path: "{NAME}"\nall_model_checkpoint_paths: "{NAME}"\n'
         (building / "checkpoint").write_text(listing, encoding="utf-8")
@@ -237,16 +237,14 @@ def write(directory: Path, foreign: Foreign, *, tokenizer: Path) -> None:
 
 def _require_expressible(config: ModelConfig, head: HeadConfig) -> None:
     if "token_classifier" in head.parts:
-        raise UsageError(
-            "the original has no token classifier, and no name for it; export `format` hf"
-        )
+        raise UsageError("the TF1 format does not support a token classifier; use `format` hf")
     Family(base="bert", names=TABLE, keys=MODEL_KEYS).require_expressible(config, head)
     if config.layer_norm_eps != 1e-12:
         raise UsageError(
-            f"layer_norm_eps is {config.layer_norm_eps}; the original's code has 1e-12, fixed"
+            f"layer_norm_eps is {config.layer_norm_eps}, but the TF1 code always uses 1e-12"
         )
     if config.hidden_act == "silu":
-        raise UsageError("model.hidden_act is silu, which the original does not know")
+        raise UsageError("model.hidden_act is silu, which the TF1 code does not support")
 
 
 def _their_config(config: ModelConfig, head: HeadConfig) -> dict[str, Any]:
@@ -275,6 +273,6 @@ def _save(prefix: Path, tensors: dict[str, np.ndarray]) -> None:
             )
     except tf.errors.ResourceExhaustedError as error:
         reason = os.strerror(errno.ENOSPC)
-        if reason not in str(error):  # memory is another resource
+        if reason not in str(error):  # for example, memory
             raise
         raise OSError(errno.ENOSPC, reason) from error

@@ -11,14 +11,14 @@ from bert_jax.interchange import eurobert, layer_kinds
 from bert_jax.interchange.family import Item, same
 from bert_jax.interchange.layer_kinds import FULL, SLIDING
 
-_PERIOD, _MOST_LAYERS = 3, 100_000  # each layer is written out below
+_PERIOD, _MOST_LAYERS = 3, 100_000  # the code below lists each layer
 
 
 def _read(theirs: Mapping[str, Any], found: dict[str, Any], path: Path) -> dict[str, Any]:
     layers, given = found["num_hidden_layers"], dict(theirs)
     if layers > _MOST_LAYERS:
-        raise UsageError(f"{path}: num_hidden_layers is {layers:,}, of at most {_MOST_LAYERS:,}")
-    # From before transformers had the class: a window and a theta for each layer.
+        raise UsageError(f"{path}: num_hidden_layers is {layers:,}; at most {_MOST_LAYERS:,}")
+    # Older files: a window and a theta per layer.
     windows, thetas = given.get("attention_windows"), given.pop("rope_theta", None)
     if isinstance(windows, list):
         given["layer_types"] = given.get("layer_types") or [SLIDING if w else FULL for w in windows]
@@ -40,7 +40,7 @@ def _read(theirs: Mapping[str, Any], found: dict[str, Any], path: Path) -> dict[
     shape = {"rope_theta": full, "masked_lm_inner_size": inner}
     if SLIDING not in kinds:
         return shape
-    # Their window is the distance to one side, and ours both sides together.
+    # Their window is the distance to one side, ours includes both sides.
     local = {"local_rope_theta": 0.0 if local == full else local, "attention_window": 2 * radius}
     return shape | local | {"global_attention_every_n_layers": every, "first_global_layer": first}
 
@@ -49,7 +49,7 @@ def _write(model: ModelConfig) -> dict[str, Any]:
     if model.attention_window % 2 or not model.masked_lm_inner_size:
         raise UsageError(
             f"model.attention_window is {model.attention_window} and model.masked_lm_inner_size "
-            f"{model.masked_lm_inner_size}: UltraBERT's window is even, and its head has that size"
+            f"{model.masked_lm_inner_size}; UltraBERT needs an even window and inner size above 0"
         )
     kinds = layer_kinds.written(model)
     return eurobert.CONSTANTS | {
@@ -68,7 +68,7 @@ _NAMES = {
 }
 _FIELDS = ("rope_theta", "local_rope_theta", "attention_window", "first_global_layer",
            "global_attention_every_n_layers", "masked_lm_inner_size")  # fmt: skip
-# The classifier of texts has no dense layer before it, which every one of ours has.
+# The text classifier has no dense layer before it, unlike every classifier of bert-jax.
 FAMILY = dataclasses.replace(
     eurobert.FAMILY,
     names=dataclasses.replace(eurobert.NAMES, fixed=_NAMES),

@@ -1,1 +1,1 @@
-"""Memory of a step: whether it fits, and which settings would."""
+"""Memory of a step: whether it fits, and which settings would fit."""

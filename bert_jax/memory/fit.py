@@ -1,7 +1,7 @@
-"""Fitting the steps of a run into memory, by the compiler's own figure for each program.
+"""Fits the steps of a run into device memory, based on the compiler's report for each program.
 
-`require_memory` checks a compiled step. `settle` searches for settings that fit: it compiles, asks,
-and takes more microbatches until the program fits.
+`require_memory` checks a compiled step. `settle` searches for settings that fit: it increases the
+number of microbatches until the compiled program fits.
 """
 
 import dataclasses
@@ -25,10 +25,9 @@ from bert_jax.update.state import TrainState
 from bert_jax.update.step import compile_lowered, temporary_bytes
 from bert_jax.workdir import checkpoint, run_directory
 
-# The fields that `settle` chooses. Of these only the first one affects the numbers of a run, by its
-# rounding.
+# The fields that `settle` chooses. Only the first one changes the results of a run, by rounding.
 MICROBATCHES, EVALUATION_ROWS = "optimizer.gradient_accumulation_steps", "evaluation.batch_size"
-# Programs that are compiled for one step at most.
+# Maximum number of compilations per step.
 MOST_COMPILATIONS = 4
 _GIB = 2**30
 
@@ -52,10 +51,10 @@ class Settled(NamedTuple):
 
 
 def room_beside_state(config: TrainConfig, mesh: Mesh) -> int | None:
-    """Returns the bytes of one device that a step may take before the state of a run is allocated.
+    """Returns the bytes per device that a step may use before the state of a run is allocated.
 
-    The room for the state and for the copy that a save writes from is subtracted. The process with
-    the least free memory decides. None if a device does not report its memory.
+    The memory of the state and of the copy that a save writes is subtracted. The process with the
+    least free memory decides. None if a device does not report its memory.
     """
     devices = mesh.local_devices
     # All CPU devices share the memory of the host.
@@ -68,9 +67,9 @@ def room_beside_state(config: TrainConfig, mesh: Mesh) -> int | None:
 
 
 def saved_bytes(state: TrainState, is_cpu: bool) -> int:
-    """Returns the bytes per device of the copy that a background save writes from.
+    """Returns the bytes per device of the copy that a background save writes.
 
-    The copy is in the memory of the host, which only a CPU shares with the steps.
+    The copy is in host memory, which only CPU devices share with the steps.
     """
     return sharding.bytes_per_device(state) if is_cpu else 0
 
@@ -80,7 +79,7 @@ def require_memory(
 ) -> None:
     """Raises UsageError, with the fix, if a compiled step needs more memory than is free.
 
-    The arrays of `state` are allocated already.
+    The arrays of `state` are already allocated.
     """
     devices = mesh.local_devices
     sizes, free = program.memory_analysis(), free_bytes(devices[0])
@@ -90,7 +89,7 @@ def require_memory(
     sharing = len(devices) if is_cpu else 1
     needed = (temporary_bytes(sizes) + saved_bytes(state, is_cpu)) * sharing
     if is_cpu and 2 * needed > free:
-        # Freed memory that the allocator keeps may double the size of the process.
+        # Otherwise freed memory kept by the allocator may double the size of the process.
         host_allocator.map_large_blocks()
     if needed <= free:
         return
@@ -98,7 +97,7 @@ def require_memory(
     smaller = with_microbatches(config.in_phase(phase), factor, shards=sharding.row_shards(mesh))
     raise UsageError(
         f"phase {phase}: a step and a save need {needed / _GIB:.1f} GiB in addition to the state, "
-        f"and {free / _GIB:.1f} GiB are free: {_fix(config, smaller)}"
+        f"but only {free / _GIB:.1f} GiB are free: {_fix(config, smaller)}"
     )
 
 
@@ -107,7 +106,7 @@ def _fix(config: TrainConfig, smaller: TrainConfig | None) -> str:
         number = smaller.optimizer.gradient_accumulation_steps
         return f"let `fit_memory` choose, or set {MICROBATCHES}={number}"
     more = "" if config.compute.remat == "full" else "set compute.remat=full, or "
-    return f"{more}take a smaller batch or model, more devices or more memory"
+    return f"{more}use a smaller batch or model, more devices or more memory"
 
 
 # --- the search ----------------------------------------------------------------------------------
@@ -116,8 +115,7 @@ def _fix(config: TrainConfig, smaller: TrainConfig | None) -> str:
 def with_microbatches(config: TrainConfig, factor: int, *, shards: int) -> TrainConfig | None:
     """Returns the config with at least `factor` times the microbatches, or as many as possible.
 
-    Every microbatch has at least one row for each of the `shards` of a batch. None if there are as
-    many already.
+    Every microbatch has at least one row per shard. None if the number is already the maximum.
     """
     rows = [phase.global_batch_size // shards for phase in config.phases]
     now = config.optimizer.gradient_accumulation_steps
@@ -130,7 +128,7 @@ def with_microbatches(config: TrainConfig, factor: int, *, shards: int) -> Train
 
 
 def with_fewer_rows(config: TrainConfig, factor: int, *, devices: int) -> TrainConfig | None:
-    """Returns the config with evaluation batches smaller by `factor`, at least one row a device."""
+    """Returns the config with smaller evaluation batches of at least one row per device."""
     rows = math.ceil(config.evaluation.batch_size / devices)
     if rows == 1:
         return None
@@ -149,8 +147,8 @@ def search(
 ) -> tuple[TrainConfig, float] | None:
     """Returns the first config with a step that needs at most `room` bytes, and these bytes.
 
-    `needed` compiles, `smaller` divides a step by a factor: the power of two that its last size
-    asks for, and without limit in the last of the `tries`. None if no step fits.
+    `needed` compiles a step, `smaller` divides it by a factor: the power of two that the last size
+    requires, or without limit in the last of the `tries`. None if no step fits.
     """
     for left in range(tries - 1, -1, -1):
         size = needed(config)
@@ -164,7 +162,7 @@ def search(
 
 
 def _factor(size: float, room: float) -> int:
-    """Returns the least power of two, from 2, by which a size would have to be divided."""
+    """Returns the smallest power of two, from 2, by which a size must be divided to fit."""
     if room <= 0 or not math.isfinite(size):
         return 2
     return 2 ** max(math.ceil(math.log2(size / room)), 1)
@@ -184,8 +182,8 @@ def settle(
 ) -> Settled:
     """Returns the config to run.
 
-    `choose` searches for a number of microbatches and a size of evaluation batches that fit. A run
-    with a checkpoint keeps its own, unless `allowed` names the number of microbatches, or its
+    `choose` searches for a number of microbatches and an evaluation batch size that fit. A run with
+    a checkpoint keeps its settings, unless `allowed` names the number of microbatches, or its
     batches do not divide over these devices. Raises UsageError if no step fits.
     """
     has_steps = (directory / run_directory.CONFIG).is_file() and bool(checkpoint.steps(directory))
@@ -200,8 +198,8 @@ def settle(
 
 
 def _as_begun(config: TrainConfig, directory: Path, mesh: Mesh) -> TrainConfig | None:
-    """Returns the config with the settings that were chosen for the run in a directory; None if its
-    batches do not divide over these devices like that.
+    """Returns the config with the settings chosen for the run in a directory; None if its batches
+    then do not divide over these devices.
     """
     stored = flatten(config_loader.load_config_json(directory / run_directory.CONFIG))
     begun = replaced(config, {name: stored[name] for name in (MICROBATCHES, EVALUATION_ROWS)})
@@ -209,18 +207,18 @@ def _as_begun(config: TrainConfig, directory: Path, mesh: Mesh) -> TrainConfig |
     for number, phase in enumerate(begun.phases):
         pieces = begun.in_phase(number).optimizer.gradient_accumulation_steps
         if phase.global_batch_size % (sharding.row_shards(mesh) * pieces):
-            note(f"`fit_memory`: the choice of this run ({kept}) does not divide over these "
-                 "devices; choosing again")  # fmt: skip
+            note(f"`fit_memory`: the settings of this run ({kept}) do not divide over these "
+                 "devices; choosing new ones")  # fmt: skip
             return None
-    note(f"`fit_memory`: as this run was started: {kept}")
+    note(f"`fit_memory`: keeping the settings of this run: {kept}")
     return begun
 
 
 def _choose(config: TrainConfig, demand: Demand, mesh: Mesh) -> tuple[TrainConfig, dict[int, Any]]:
-    """Returns a config that fits, and the train steps that were compiled for it."""
+    """Returns a config that fits, and its train steps that were compiled on the way."""
     given, room = config, room_beside_state(config, mesh)
     if room is None:
-        note("`fit_memory`: these devices do not report their free memory; nothing is changed")
+        note("`fit_memory`: these devices do not report their free memory; no settings changed")
         return config, {}
     shards, largest = sharding.row_shards(mesh), 0.0
     programs: dict[int, tuple[TrainConfig, Any]] = {}
@@ -232,7 +230,7 @@ def _choose(config: TrainConfig, demand: Demand, mesh: Mesh) -> tuple[TrainConfi
             with ticking(f"`fit_memory`: compiling {name}"):
                 program, size = _compiled(lower(config, phase))
             programs[phase] = config, program
-            # The same in all processes. A MiB is exact enough, and has no more than 31 bits.
+            # The same in all processes, as a number of MiB, which has at most 31 bits.
             mebibytes = 2**30 if math.isinf(size) else math.ceil(size / 2**20)
             agreed = distributed.largest(mebibytes)
             return math.inf if agreed == 2**30 else agreed * 2**20
@@ -240,7 +238,7 @@ def _choose(config: TrainConfig, demand: Demand, mesh: Mesh) -> tuple[TrainConfi
         found = search(config, needed=needed, smaller=smaller, room=room)
         if found is None:
             raise UsageError(
-                f"{name} does not fit into the {max(room, 0) / _GIB:.1f} GiB of a device that are "
+                f"{name} needs more than the {max(room, 0) / _GIB:.1f} GiB per device that are "
                 f"free in addition to the state and its save: {_fix(config, None)}"
             )
         largest = max(largest, found[1])
@@ -252,7 +250,7 @@ def _choose(config: TrainConfig, demand: Demand, mesh: Mesh) -> tuple[TrainConfi
     def of_training(config: TrainConfig, factor: int) -> TrainConfig | None:
         return with_microbatches(config, factor, shards=shards)
 
-    # The largest batch first: it decides, and the other phases are compiled once.
+    # The largest batch first: it decides, and the other phases are compiled only once.
     sizes = [phase.global_batch_size * phase.sequence_length for phase in config.phases]
     phases = sorted(range(len(sizes)), key=lambda phase: -sizes[phase])
     with jax.set_mesh(mesh):
@@ -262,15 +260,15 @@ def _choose(config: TrainConfig, demand: Demand, mesh: Mesh) -> tuple[TrainConfi
         for phase in phases:
             config = fitted(f"the step of phase {phase}", demand.training, of_training, phase)
     note(
-        f"`fit_memory`: {_difference(given, config) or 'nothing has to change'}: a step takes "
-        f"{largest / _GIB:.2f} GiB of a device, of {room / _GIB:.2f} GiB that are free"
+        f"`fit_memory`: {_difference(given, config) or 'no settings changed'}: a step needs "
+        f"{largest / _GIB:.2f} of {room / _GIB:.2f} GiB that are free per device"
     )
     return config, {phase: program for phase, (of, program) in programs.items() if of == config}
 
 
 def _compiled(lowered: Any) -> tuple[Any, float]:
-    """Returns a program and its bytes per device in addition to its arguments: infinite where the
-    compiler refuses it for its size, 0 where it does not report them.
+    """Returns a program and its bytes per device in addition to its arguments: infinite if the
+    compiler rejects it for its size, 0 if it reports none.
     """
     try:
         program = compile_lowered(lowered)
@@ -283,6 +281,6 @@ def _compiled(lowered: Any) -> tuple[Any, float]:
 
 
 def _difference(config: TrainConfig, changed: TrainConfig) -> str:
-    """Returns "set A=1 set B=2", the changes that lead from one config to the other."""
+    """Returns the changes from one config to the other, such as "set A=1 set B=2"."""
     old, new = flatten(config), flatten(changed)
     return " ".join(f"set {name}={new[name]}" for name in new if new[name] != old.get(name))

@@ -1,4 +1,4 @@
-"""Says how much memory a device may still take: on a CPU what the host and its limits leave."""
+"""Free memory of a device; for CPU devices, limited by the host and its control groups."""
 
 import contextlib
 import resource
@@ -11,9 +11,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: Any) -> int | None:
-    """Returns the free memory of one device of this process; None where nobody says.
+    """Returns the free memory of one device of this process; None if it is unknown.
 
-    The devices of a CPU share the host's, as do all processes on it.
+    The devices of a CPU share the memory of the host with all processes on it.
     """
     if device.platform == "cpu":
         free = free_bytes_of_host()
@@ -25,7 +25,7 @@ def free_bytes(device: Any) -> int | None:
 
 
 def free_bytes_of_host(proc: Path = Path("/proc"), cgroup: Path = _CGROUP) -> int | None:
-    """Returns the least that the host, the control group and `ulimit -v` leave to this process."""
+    """Returns the least free memory of the host, the control groups and `ulimit -v`."""
     found = []
     with contextlib.suppress(OSError, KeyError):
         lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
@@ -41,11 +41,11 @@ def free_bytes_of_host(proc: Path = Path("/proc"), cgroup: Path = _CGROUP) -> in
 
 
 def _own_groups(proc: Path, cgroup: Path) -> list[Path]:
-    """Returns the directories of the control groups that this process is in, of version 2 or 1.
+    """Returns the directories of this process's control groups, of version 2 or 1.
 
-    A group's limit holds for all groups in it, so the ones above are among them.
+    They include the parent groups, because a group's limit also applies to its subgroups.
     """
-    own = ["0::/", ":memory:/"]  # what a container sees of its own group
+    own = ["0::/", ":memory:/"]  # the paths of a group as seen from inside its container
     with contextlib.suppress(OSError):
         own += (proc / "self/cgroup").read_text().splitlines()
     found: dict[Path, None] = {}
@@ -60,13 +60,13 @@ def _own_groups(proc: Path, cgroup: Path) -> list[Path]:
 
 
 def _left_in(group: Path) -> list[int]:
-    """Returns what a group leaves; its file cache is given up for us."""
+    """Returns the free bytes of a group, counting its file cache as free."""
     for limit, used, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         with contextlib.suppress(OSError, ValueError):
-            allowed = int((group / limit).read_text())  # "max" is no number: no limit
+            allowed = int((group / limit).read_text())  # "max", no limit, raises ValueError
             taken = int((group / used).read_text())
             stats = (group / "memory.stat").read_text()
             given_up = dict(line.split() for line in stats.splitlines()).get(cache, "0")

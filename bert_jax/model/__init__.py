@@ -1,1 +1,1 @@
-"""The encoder and its heads: jax and flax. Nothing here reads a file or prints."""
+"""The encoder and its heads: JAX and Flax code that reads no files and prints nothing."""

@@ -1,7 +1,6 @@
-"""The model: an encoder with any of the parts that `registry.PARTS` lists.
+"""The model: an encoder with any of the heads ("parts") that `registry.PARTS` lists.
 
-Parameters are a nested dict with a subtree for the encoder and one for each part; a part that is
-not there has no subtree.
+Parameters are a nested dict with one subtree for the encoder and one for each part of the model.
 
 Dims: B batch, L length, D width, M masked positions, P texts in a row, R = P + M, C classes, V
 vocabulary, N layers.
@@ -30,7 +29,7 @@ Attend = Callable[..., jax.Array]
 # Pooler, masked language model and next sentence (Devlin et al. 2019).
 PRE_TRAINING = HeadConfig()
 
-# The heads' dropout counts as a layer of its own, after that of the embeddings (encoder.py).
+# The dropout of the heads counts as one more layer, after the embeddings (encoder.py).
 _HEAD_LAYER = 2**31 + 1
 
 
@@ -38,7 +37,7 @@ class Bert(nnx.Module):
     """The encoder and the parts that `head` names."""
 
     def __init__(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs):
-        # In the order of the table, so that the same parts always begin with the same numbers.
+        # In registry order, so that the same parts always get the same initial values.
         self.parts = tuple(name for name in PARTS.names() if name in head.parts)
         self.config = config
         self.dropout_rate = config.dropout_at("classifier")
@@ -95,14 +94,14 @@ class Bert(nnx.Module):
         return {name: PARTS[name].of(self.config) for name in self.parts}
 
     def _positions(self, batch: Mapping[str, jax.Array]) -> dict[str, Any]:
-        """Returns where each part that reads the encoder itself does so."""
+        """Returns the positions that each part reads from the encoder's output."""
         entries = self._entries().items()
         found = {name: part.positions(batch) for name, part in entries if part.needs is None}
         return {name: where for name, where in found.items() if where is not None}
 
 
 def init_params(config: ModelConfig, head: HeadConfig = PRE_TRAINING, *, seed: int) -> Params:
-    """Returns fresh float32 parameters: a nested dict, one subtree a part and within it one a
+    """Returns new float32 parameters: a nested dict with a subtree per part, and in it one per
     layer.
     """
     return nnx.to_pure_dict(nnx.split(Bert(config, head, rngs=nnx.Rngs(seed)))[1])
@@ -110,13 +109,13 @@ def init_params(config: ModelConfig, head: HeadConfig = PRE_TRAINING, *, seed: i
 
 def abstract_params(config: ModelConfig, head: HeadConfig = PRE_TRAINING) -> Params:
     """Returns the shapes and types of `init_params`, without computing anything."""
-    # A dictionary of the caller's own, who may change it.
+    # A new dict, because the caller may modify it.
     return jax.tree.map(lambda leaf: leaf, _abstract_params(config, head))
 
 
 def parameter_count(params: Params) -> int:
-    """Returns how many numbers there are in `params`: 110,106,428 for Base with both heads,
-    336,226,108 for Large.
+    """Returns the number of parameters: 110,106,428 for Base with both heads, 336,226,108 for
+    Large.
     """
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
@@ -133,24 +132,23 @@ def apply(
     hidden_states: bool = False,
     loss_slices: int = 1,
 ) -> dict[str, Any]:
-    """Returns what the parts make of a batch, by name; `key=None` means evaluation.
+    """Returns the outputs of all parts by name; `key=None` means evaluation.
 
-    `params` lie as they are stored; where no mesh of ours is set, on one device. `attend`, of the
-    signature of `attention.plain`, computes attention in place of what `compute` names. With their
-    part: `pooled` `[B, D]`, and in float32 `nsp_logits` `[B, P, 2]`, `sequence_logits` `[B, C]`,
-    `token_logits` `[B, L, C]`, `span_logits` `[B, L, 2]` (start, end), and where the batch has
-    positions for it `mlm_logits` `[B, M, V]`; V is filled up to what the mesh divides, where that
-    has to be. With more than one of `loss_slices` they are `mlm_scores`, a `SlicedScores`. Pooler
-    and next sentence read the first token unless the batch says where; with
-    `text_positions` `[B, P]`, for rows that hold several texts, `pooled` is `[B, P, D]` and
-    `sequence_logits` `[B, P, C]`.
+    `params` have their stored layout; without a mesh they are on one device. `attend`, with the
+    signature of `attention.plain`, replaces the attention that `compute` names. Each part adds its
+    outputs: `pooled` `[B, D]`, and in float32 `nsp_logits` `[B, P, 2]`, `sequence_logits` `[B, C]`,
+    `token_logits` `[B, L, C]`, `span_logits` `[B, L, 2]` (start, end) and, if the batch has masked
+    positions, `mlm_logits` `[B, M, V]`. V is padded if the mesh does not divide it. With more than
+    one of `loss_slices` the output is `mlm_scores`, a `SlicedScores`, instead. Pooler and
+    next-sentence head read the first token by default; with `text_positions` `[B, P]`, for rows
+    with several texts, `pooled` is `[B, P, D]` and `sequence_logits` `[B, P, C]`.
 
-    `last_hidden_state` `[B, L, D]`, in the compute type, is there where no part is, where a part
-    reads every position, and with `hidden_states`, which adds a list under that name: the
-    embeddings and the output of each of the N blocks. Else the last block computes only what is
-    read.
+    `last_hidden_state` `[B, L, D]`, in the compute type, is returned if the model has no parts, if
+    a part reads every position, or with `hidden_states`, which also adds the list `hidden_states`:
+    the embeddings and the output of each of the N blocks. Otherwise the last block computes only
+    the positions that are read.
     """
-    params, batch = jax.tree.map(jnp.asarray, (params, batch))  # NumPy's arrays will do
+    params, batch = jax.tree.map(jnp.asarray, (params, batch))  # also accepts NumPy arrays
     graph, empty = _structure(config, head)
     state = jax.tree.map(lambda shape: shape, empty)  # a copy: the next line writes into it
     nnx.replace_by_pure_dict(state, gather_early(params, compute))
@@ -161,13 +159,13 @@ def apply(
 
 @functools.cache
 def _abstract_params(config: ModelConfig, head: HeadConfig) -> Params:
-    """Traced once a process: reading one checkpoint asks three times."""
+    """Traced once per process: reading one checkpoint calls it three times."""
     shapes = jax.eval_shape(lambda: init_params(config, head, seed=0))
-    # Without the mesh that is set just now, which is not that of whoever asks next.
+    # Without the current mesh, because the next caller may have another one.
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), shapes)
 
 
 @functools.cache
 def _structure(config: ModelConfig, head: HeadConfig) -> tuple[Any, Any]:
-    """Returns the graph of a `Bert` and its state without numbers; once a process."""
+    """Returns the graph of a `Bert` and its state without values; computed once per process."""
     return nnx.split(nnx.eval_shape(lambda: Bert(config, head, rngs=nnx.Rngs(0))))

@@ -12,9 +12,9 @@ The kind of chip determines the hash, and with it the elements that are dropped:
 
 - `lowbias32`, on most chips: the mixing steps of Wellons' `lowbias32`
   (https://nullprogram.com/blog/2018/07/31/) with a second key word between its two multiplications.
-- `shift_add`, on chips without an integer multiplication (`_SHIFT_ADD_ON`): an element adds the
-  `lowbias32` of its place in all dims but the last to that of its place in the last dim (a column
-  and a row of hashes), and mixes the sum by eleven shifts, additions and exclusive ors.
+- `shift_add`, on chips without an integer multiplication (`_SHIFT_ADD_ON`): adds the `lowbias32` of
+  an element's index in all dims except the last to the `lowbias32` of its index in the last dim,
+  and mixes the sum by eleven shifts, additions and exclusive ors.
 
 tests/model/test_dropout.py tests both as generators: mean, variance and correlation between
 neighbors, rows, columns, layers, sites and steps. They are good enough for dropout only.
@@ -39,7 +39,7 @@ _SHIFT_ADD_ON = ("TPU v2", "TPU v3", "TPU v4")
 
 
 def hashed(x: jax.Array, key: jax.Array | int = 0) -> jax.Array:
-    """Returns the `lowbias32` of each uint32 of `x`, with a key word between its multiplications.
+    """Returns the `lowbias32` of each uint32 of `x`, with a key word between the multiplications.
 
     For one key word it is a bijection: every input bit changes about half of the output bits.
     """
@@ -79,16 +79,15 @@ class DropoutKey:
 
 
 def random_bits(key: DropoutKey, shape: tuple[int, ...], cuts: Sequence = ()) -> jax.Array:
-    """Returns uint32 of `shape`, with the rows of `key` as the first dim, laid out over the mesh
-    like them.
+    """Returns uint32 of `shape`; the first dim is the rows of `key`, sharded like them.
 
     `cuts` are the mesh axes that cut each dim, the first included; none by default. They determine
     where bits are computed, not the bits.
     """
-    # An index in a row is below 2^32 for any tensor that fits in memory.
+    # The index within a row is below 2^32 for any tensor that fits in memory.
     assert math.prod(shape[1:]) < 2**32
     row_1, row_2 = (
-        # A reshape would lose the layout of a batch of one row.
+        # A reshape would lose the sharding of a batch of one row.
         jnp.expand_dims(word_B, range(1, len(shape)))
         for word_B in key_words(key)
     )
@@ -109,14 +108,12 @@ def key_words(key: DropoutKey) -> tuple[jax.Array, jax.Array]:
 
 
 def _index(shape: tuple[int, ...], cuts: Sequence, dims: Sequence[int]) -> jax.Array:
-    """Returns the place of each element in the given dims, counted row by row; the other dims have
-    the size 1.
-    """
+    """Returns the row-major index of each element in the given dims; other dims have size 1."""
     index = jnp.zeros((1,) * len(shape), jnp.uint32)
     stride = 1
     for dim in reversed(dims):
         counter_shape = tuple(n if i == dim else 1 for i, n in enumerate(shape))
-        # Counted over the whole dim, also where the mesh cuts it.
+        # Counts over the whole dim, even if the mesh shards it.
         cut = cuts[dim] if cuts else None
         layout = jax.P(*(None,) * dim, cut) if cut else None
         counter = jax.lax.broadcasted_iota(jnp.uint32, counter_shape, dim, out_sharding=layout)
@@ -135,7 +132,7 @@ def _mix_by_shifts(x: jax.Array) -> jax.Array:
 
 
 def keep_mask(key: DropoutKey, x: jax.Array, *, rate: float) -> jax.Array:
-    """Returns true with probability 1 - `rate` for each element of `x`, laid out like it."""
+    """Returns true with probability 1 - `rate` for each element of `x`, sharded like `x`."""
     return random_bits(key, x.shape, spec_of(x)) >= threshold(rate)
 
 

@@ -1,5 +1,5 @@
-"""The stack of blocks (Vaswani et al. 2017, as google-research/bert modeling.py has it, and what
-others have made of it).
+"""The stack of transformer blocks (Vaswani et al. 2017; google-research/bert modeling.py) and its
+published variants.
 
 Dims: B batch, L length, R positions that are read, D width, H heads, K head size, F feed-forward
 width, N layers.
@@ -23,16 +23,18 @@ from bert_jax.model.positions import Position
 from bert_jax.model.sharding import stack, to_compute_params
 from bert_jax.registry import ATTENTION, MIXERS, POSITIONS
 
-# Numbers of the places where dropout is drawn, folded into the key of a layer.
+# Numbers of the dropout sites in a layer, folded into the layer's key.
 _MIXER, _MIXER_OUTPUT, _FEED_FORWARD_OUTPUT = range(3)
-# The embeddings' dropout counts as a layer of its own; the blocks count from 0.
+# The dropout of the embeddings counts as a separate layer; the blocks count from 0.
 _EMBEDDINGS_LAYER = 2**31
 
 
 class Block(nnx.Module):
-    """A mixer, which is self-attention in BERT, and feed-forward, each added to its input.
+    """A mixer (self-attention in BERT) and a feed-forward sublayer, each with a residual
+    connection.
 
-    Either half is after(x + f(before(x))), where one of the two is its norm and the other nothing.
+    Each sublayer computes after(x + f(before(x))), where one of the two functions is its norm and
+    the other one the identity.
     """
 
     def __init__(self, config: ModelConfig, layer: LayerSpec, *, rngs: nnx.Rngs):
@@ -56,7 +58,7 @@ class Block(nnx.Module):
             self.position = kind(own, rngs=rngs)
         for name, module in mixing.items():
             if getattr(self, name) is not module:
-                raise ValueError(f"mixer {layer.mixer}: each block has a {name} of its own; rename")
+                raise ValueError(f"mixer {layer.mixer}: {name} is a name of the block; rename it")
 
     def __call__(
         self,
@@ -68,9 +70,9 @@ class Block(nnx.Module):
         key: DropoutKey | None,
         read_BR: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns `[B, L, D]`; with the positions `read_BR`, `[B, R, D]`: nothing else is computed.
+        """Returns `[B, L, D]`; with the positions `read_BR`, only these: `[B, R, D]`.
 
-        Every position is still attended to. A dropout mask is that of a place in the result.
+        Attention still covers every position. Dropout masks depend on the position in the result.
         """
         is_pre_norm, rate = self.layer.norm_placement == "pre", self.config.dropout_at
 
@@ -107,7 +109,7 @@ class Block(nnx.Module):
         return after(self.output_norm, x_BRD + y_BRD)
 
     def _inner(self, x_BRD: jax.Array) -> jax.Array:
-        """Returns `[B, R, F]`, activated; where it is gated, the activated gate times it."""
+        """Returns `[B, R, F]`, activated; if gated, multiplied by the activated gate."""
         h_BRF, name = self.intermediate(x_BRD), self.config.hidden_act
         if self.layer.feed_forward == "gated":
             return activation(name, self.gate(x_BRD)) * h_BRF
@@ -115,12 +117,12 @@ class Block(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Embeddings and N blocks, each a subtree of its own: `layer_0`, `layer_1`, ...
+    """Embeddings and N blocks, which are the subtrees `layer_0`, `layer_1`, ...
 
-    The embeddings are normalised by default, with pre-norm too: words and positions of a deviation
-    of 0.02 would be nothing beside what the blocks add, and training is steadier (Le Scao et al.
-    2022, BLOOM; ModernBERT). The first norm of the first block then repeats it, but for its scale:
-    `first_norm` may leave it out.
+    By default the embeddings are normalized, also with pre-norm: word and position vectors with a
+    standard deviation of 0.02 would be negligible next to the block outputs, and training is more
+    stable (Le Scao et al. 2022, BLOOM; ModernBERT). The first norm of the first block then repeats
+    it except for the scale: `first_norm` can omit it.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -128,7 +130,7 @@ class Encoder(nnx.Module):
         self.embeddings = Embeddings(config, rngs=rngs)
         for i, layer in enumerate(layer_specs(config)):
             setattr(self, f"layer_{i}", Block(config, layer, rngs=rngs))
-        # The blocks of pre-norm add to what is never normalised.
+        # With pre-norm, the residual stream itself is not normalized in the blocks.
         is_pre_norm = config.norm_placement == "pre"
         self.final_norm = Norm(config.hidden_size, config=config) if is_pre_norm else None
 
@@ -144,10 +146,10 @@ class Encoder(nnx.Module):
     ) -> jax.Array:
         """Returns `[B, L, D]` in the compute type. Reads the four `[B, L]` arrays of `batch`.
 
-        With the positions `read_BR`, `[B, R, D]`: the last block computes these alone. Pre-training
-        reads a sixth of the positions, a classifier one of them. `attend` stands in for the back
-        end that `compute` names. `hidden_states` is a list that gets the embeddings and each
-        block's output; the last one is what is returned.
+        With `read_BR`, `[B, R]`, the last block computes only these positions: a sixth of all in
+        pre-training, one in a classifier. `attend` replaces the attention that `compute` names. To
+        the list `hidden_states` are added the embeddings and the output of each block, the last one
+        as returned.
         """
         x_BLD = self.embeddings(
             input_ids=batch["input_ids"],
@@ -180,7 +182,7 @@ class Encoder(nnx.Module):
 
         # The last block may compute fewer positions than the others.
         *others, (last, last_params) = blocks
-        if compute.layers == "scan":
+        if compute.layer_loop == "scan":
             for start, period, times in repeated([graph for graph, _ in others]):
                 x_BLD, states = _scan(
                     [block_of(graph) for graph, _ in others[start : start + period]],
@@ -205,8 +207,8 @@ class Encoder(nnx.Module):
 
 
 def repeated(kinds: Sequence[Any]) -> Iterator[tuple[int, int, int]]:
-    """Yields (start, period, times) for stretches of `kinds` that repeat their first `period` so
-    many times: at each start the longest such stretch, by its shortest period.
+    """Yields (start, period, times) for stretches of `kinds` that repeat their first `period`
+    items: at each start the longest such stretch, with its shortest period.
     """
     start = 0
     while start < len(kinds):
@@ -229,8 +231,8 @@ def _scan(
     first: int,
     with_states: bool,
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Applies the blocks of a period in turn, in one loop over all of `params`, the first of which
-    is that of layer `first`. Returns the last output and, `with_states`, that of each layer.
+    """Applies the blocks of a period one after another, in a loop over all of `params`, which begin
+    with layer `first`. Returns the last output and, with `with_states`, the output of each layer.
     """
     step = len(period)
     turns = [
@@ -253,29 +255,27 @@ def _scan(
 
 
 def gather_early(params: dict[str, Any], compute: ComputeConfig) -> dict[str, Any]:
-    """Returns working copies of all of a model's parameters but those that its blocks gather
-    themselves.
-    """
+    """Returns working copies of all parameters except those that the blocks gather themselves."""
     encoder = params["encoder"]
-    is_late = compute.gather == "per_layer"
+    is_late = compute.weight_gather == "per_layer"
     late = {name for name in encoder if is_late and name.startswith("layer_")}
     early = {name: part for name, part in encoder.items() if name not in late}
     gathered = to_compute_params(params | {"encoder": early}, dtype=compute.dtype)
     return gathered | {"encoder": encoder | gathered["encoder"]}
 
 
-# What a working copy of the weights goes through on its way into a product.
+# The operations between stored weights and the matmul that uses them.
 _WAY_OF_WEIGHTS = {"convert_element_type", "reshard", "reshape"}
 
 
 def _rematerialised(function, compute: ComputeConfig):
-    """Returns `function`, whose backward pass computes again what `compute` says."""
+    """Returns `function` with a backward pass that recomputes the activations `compute` names."""
     if compute.remat == "full":
         return jax.checkpoint(function)
     if compute.remat == "dots":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         return jax.checkpoint(function, policy=policy)
-    if compute.gather == "per_layer":
+    if compute.weight_gather == "per_layer":
         return jax.checkpoint(function, policy=_all_but_weights)
     return function
 

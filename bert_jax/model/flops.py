@@ -1,4 +1,4 @@
-"""FLOPs of a forward pass in closed form: matrix products only, a multiply and an add are two."""
+"""FLOPs of a forward pass in closed form: only matmuls count, a multiply-add as two."""
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.layer_spec import LayerSpec, layer_specs
@@ -6,10 +6,10 @@ from bert_jax.registry import MIXERS
 
 
 def encoder_flops(model: ModelConfig, *, length: int, read: int | None = None) -> int:
-    """Returns the FLOPs of one row through the encoder.
+    """Returns the FLOPs of the encoder for one row.
 
-    The last block has what attention reads of every position, and everything else of the `read`
-    ones only; None reads every position.
+    The last block computes keys and values for every position and all else only for the `read`
+    positions; None reads every position.
     """
     d, f = model.hidden_size, model.intermediate_size
 
@@ -26,7 +26,7 @@ def encoder_flops(model: ModelConfig, *, length: int, read: int | None = None) -
 
 
 def masked_lm_flops(model: ModelConfig, *, predictions: int) -> int:
-    """Returns the FLOPs of the masked language model's head at some positions of one row."""
+    """Returns the FLOPs of the masked-LM head at `predictions` positions of one row."""
     d, e = model.hidden_size, model.table_size
     inner = model.masked_lm_inner_size
     transform = (d * inner + inner * e if inner else d * e) if model.masked_lm_transform else 0
@@ -34,12 +34,12 @@ def masked_lm_flops(model: ModelConfig, *, predictions: int) -> int:
 
 
 def discriminator_flops(model: ModelConfig, *, length: int) -> int:
-    """Returns the FLOPs of the discriminator's head at every position of one row."""
+    """Returns the FLOPs of the discriminator head at every position of one row."""
     d = model.hidden_size
     return 2 * length * (d * d + d)
 
 
 def pooler_flops(model: ModelConfig, *, classes: int) -> int:
-    """Returns the FLOPs of the pooler and a classifier on it, for one text."""
+    """Returns the FLOPs of the pooler and a classifier for one text."""
     d = model.hidden_size
     return 2 * (d * d + classes * d)

@@ -1,4 +1,4 @@
-"""The spec of each layer of a model, made here and nowhere else of a `ModelConfig`."""
+"""The spec of each layer of a model. No other module derives it from a `ModelConfig`."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,17 @@ from bert_jax.config import ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One layer. Layers with equal specs share a program where `compute.layers` is "scan"."""
+    """One layer. Layers with equal specs share a program where `compute.layer_loop` is "scan"."""
 
-    # Of registry.MIXERS.
+    # A name in registry.MIXERS.
     mixer: str
     feed_forward: str
     norm_placement: str
     norm: str
-    # Whether attention has one.
+    # Whether the attention sublayer has a norm.
     has_attention_norm: bool
     rope_theta: float
-    # Positions that a token sees, half of them on either side; None is all.
+    # Positions that a token attends to, half of them on either side; None means all.
     window: int | None
 
 

@@ -1,7 +1,7 @@
-"""Embeddings, affine maps and normalisation: the pieces the encoder and its heads are made of.
+"""Embeddings, linear layers and normalization: the layers of the encoder and its heads.
 
 Dims: B batch, L length, D width, H heads, K head size, F feed-forward width, V vocabulary.
-Parameters are float32 and named as in Flax (`kernel`, `bias`, `scale`, `embedding`); a product is
+Parameters are float32 and named as in Flax (`kernel`, `bias`, `scale`, `embedding`); a matmul is
 computed in the type of its input.
 """
 
@@ -30,22 +30,22 @@ from bert_jax.registry import POSITIONS
 
 
 def truncated_normal(rngs: nnx.Rngs, shape: tuple[int, ...], *, stddev: float) -> nnx.Param:
-    """Returns BERT's initial weights: a normal cut at two deviations (TF's
-    `truncated_normal_initializer`).
+    """Returns BERT's initial weights: a normal distribution truncated at two standard deviations
+    (TF's `truncated_normal_initializer`).
 
-    The cut is not compensated for, as in the original: the deviation of what is drawn is
-    0.8796 `stddev`.
+    As in the original, the truncation is not compensated: the actual standard deviation is 0.8796
+    `stddev`.
     """
     return nnx.Param(stddev * jax.random.truncated_normal(rngs.params(), -2.0, 2.0, shape))
 
 
 class Linear(nnx.Module):
-    """An affine map of `inputs` numbers to `outputs`, in one of three forms.
+    """A linear layer from `inputs` to `outputs` features, with three output layouts.
 
-    The kernel has two dims, also where the outputs are heads: a TPU lays arrays out in tiles of 8 x
-    128, and a last dim of 64 would leave half of each tile empty. For the same reason queries, keys
-    and values are made as columns, with the length last (docs/benchmarks.md, "The TPU ladder").
-    Where the tensor axis cuts a kernel, it cuts its inputs or its outputs.
+    The kernel has two dims, even if the outputs are heads: a TPU stores arrays in tiles of 8 x 128,
+    and a last dim of 64 would leave half of each tile empty. For the same reason queries, keys and
+    values are columns, with the length last (benchmarks/results/tpu-steps.md). The tensor axis
+    shards the inputs or the outputs of a kernel.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Linear(nnx.Module):
         is_bias_trained: bool = True,
         stddev: float | None = None,
     ):
-        """`stddev` stands in for `config.initializer_range`."""
+        """`stddev` replaces `config.initializer_range`."""
         self.is_bias_trained = is_bias_trained
         stddev = config.initializer_range if stddev is None else stddev
         self.kernel = truncated_normal(rngs, (inputs, outputs), stddev=stddev)
@@ -77,8 +77,8 @@ class Linear(nnx.Module):
         kernel = self.kernel[...].astype(x.dtype)
         cut_in, cut_out = spec_of(kernel)
         leading = x.shape[:-1]
-        # As a product of two matrices, which XLA's CPU back end computes half as fast again as the
-        # same product with more dims.
+        # XLA's CPU backend computes a product of two matrices 1.5 times as fast as the same product
+        # with more dims.
         flat = reshaped(x, (math.prod(leading), x.shape[-1]), cut_in)
         cut = over_batch(cut_out)
         y = jnp.matmul(flat, kernel, out_sharding=cut, preferred_element_type=dtype)
@@ -93,7 +93,7 @@ class Linear(nnx.Module):
         return self._plus_bias(y_BDL, (slice(None), None))
 
     def from_columns(self, x_BDL: jax.Array) -> jax.Array:
-        """Maps `[B, inputs, L]` to `[B, L, outputs]`; a cut of the inputs is summed away."""
+        """Maps `[B, inputs, L]` to `[B, L, outputs]`; sharded inputs are summed over devices."""
         kernel = self.kernel[...].astype(x_BDL.dtype)
         y_BLD = jnp.einsum("bdl,de->ble", x_BDL, kernel, out_sharding=over_batch())
         return self._plus_bias(y_BLD)
@@ -106,14 +106,14 @@ class Linear(nnx.Module):
 
 
 class Norm(nnx.Module):
-    """Normalises the last dim in float32; returns the type it was given.
+    """Normalizes the last dim in float32; returns the type of its input.
 
-    LayerNorm (Ba et al. 2016), with a bias or without, or RMSNorm (Zhang & Sennrich 2019), which
-    does not subtract the mean.
+    LayerNorm (Ba et al. 2016), with or without bias, or RMSNorm (Zhang & Sennrich 2019), which does
+    not subtract the mean.
     """
 
     def __init__(self, size: int, *, config: ModelConfig, kind: str | None = None):
-        """`kind` stands in for `config.norm`."""
+        """`kind` replaces `config.norm`."""
         self.epsilon = config.layer_norm_eps
         self.is_centred = (kind or config.norm) == "layernorm"
         has_bias = self.is_centred and config.norm_bias
@@ -130,7 +130,7 @@ class Norm(nnx.Module):
 
 
 class Embed(nnx.Module):
-    """A table of rows, looked up by number and, for the tied output, multiplied with."""
+    """A table of vectors for lookups and, with tied output weights, for the output matmul."""
 
     def __init__(self, rows: int, size: int, *, config: ModelConfig, rngs: nnx.Rngs):
         self.embedding = truncated_normal(rngs, (rows, size), stddev=config.initializer_range)
@@ -139,10 +139,9 @@ class Embed(nnx.Module):
         return look_up(self.embedding[...], ids_BL)
 
     def logits(self, x: jax.Array, bias_V: jax.Array) -> jax.Array:
-        """Returns the scores in float32 `[..., V]` of `x` `[..., D]` against every row, and a bias.
+        """Returns the float32 scores `[..., V]` of `x` `[..., D]` against every row, plus a bias.
 
-        Under tensor parallelism the rows are shared out, after as many of them as it takes to
-        divide; the extra rows are zero.
+        Tensor parallelism shards the rows, padded with zeros to a multiple of the devices.
         """
         table = self.columns(x.dtype)
         flat = reshaped(x, (math.prod(x.shape[:-1]), x.shape[-1]))
@@ -165,16 +164,16 @@ class Embed(nnx.Module):
 def _scores(
     x_ND: jax.Array, table_VD: jax.Array, sharding: Any, dtype: Any = jnp.float32
 ) -> jax.Array:
-    """Returns the products of rows and rows, `[N, V]`."""
+    """Returns the products of all pairs of rows, `[N, V]`."""
     dims = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(
         x_ND, table_VD, dims, preferred_element_type=dtype, out_sharding=sharding
     )
 
 
-# For GPUs the derivative is written out, so that its products are of the compute type, as all
-# others are: with the gradient of float32 scores jax multiplies in float32. A TPU rounds the
-# factors of such a product by itself.
+# For GPUs the derivative is written out, so that its matmuls are in the compute type as all others
+# are: given float32 gradients, JAX would multiply in float32. A TPU rounds the factors of such a
+# matmul itself.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -198,8 +197,8 @@ def _scores_backward(sharding, factors, gradient):
 _scores_on_gpu.defvjp(_scores_forward, _scores_backward)
 
 
-# On a CPU, XLA sums the columns of an array that is as wide as BERT's vocabulary in many times the
-# time that it takes to multiply them with ones.
+# On a CPU, XLA sums the columns of an array as wide as BERT's vocabulary many times slower than it
+# multiplies them by ones.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -229,15 +228,15 @@ def look_up(table: jax.Array, ids_BL: jax.Array) -> jax.Array:
     """Returns the rows `ids_BL` of a table: `[B, L, D]`."""
     dtype = table.dtype
     if is_on_gpu():
-        # A GPU adds up the gradient of a row in the type that is looked up in, one token after the
-        # other: in bfloat16 what comes last would be rounded away.
+        # A GPU accumulates the gradient of a row in the lookup's type, one token after another: in
+        # bfloat16 the later ones would be rounded away.
         table = table.astype(jnp.float32)
     return table.at[ids_BL].get(out_sharding=over_batch(), mode="clip").astype(dtype)
 
 
 def split_rows(table: jax.Array, *, fill: float, rows: int = 0) -> jax.Array:
-    """Returns `table`, whose first dim is the vocabulary, cut over `tensor`; filled up to `rows`,
-    and to what divides.
+    """Returns `table`, with the vocabulary as its first dim, sharded over `tensor` and padded to at
+    least `rows` and to a multiple of the devices.
     """
     size, rows = mesh_size("tensor"), max(rows, table.shape[0])
     extra = [(0, rows + -rows % size - table.shape[0])] + [(0, 0)] * (table.ndim - 1)
@@ -248,8 +247,8 @@ def split_rows(table: jax.Array, *, fill: float, rows: int = 0) -> jax.Array:
 
 
 class Embeddings(nnx.Module):
-    """The sum of word, position and segment embeddings, normalised, with dropout; mapped to the
-    encoder's width where that is another one. Norm and segments may be left out.
+    """The sum of word, position and segment embeddings, normalized, with dropout, and projected to
+    the encoder's width if it differs. Norm and segments are optional.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -257,7 +256,7 @@ class Embeddings(nnx.Module):
         self.dropout_rate = config.dropout_at("embeddings")
         self.word = Embed(config.vocab_size, width, config=config, rngs=rngs)
         kind = POSITIONS[config.position_embedding_type]
-        # Where each block has its own, nothing is left to do here.
+        # With positions in each block, the embeddings add none.
         self.position = (POSITIONS["none"] if kind.is_per_block else kind)(config, rngs=rngs)
         segments = config.type_vocab_size
         self.token_type = Embed(segments, width, config=config, rngs=rngs) if segments else None
@@ -285,19 +284,19 @@ class Embeddings(nnx.Module):
 
 
 def activation(name: str, x: jax.Array) -> jax.Array:
-    """Applies GELU (Hendrycks & Gimpel 2016): "gelu" is exact, "gelu_new" the tanh approximation.
-    "silu" is x sigmoid(x).
+    """Applies an activation: "gelu" (Hendrycks & Gimpel 2016; exact), "gelu_new" (its tanh
+    approximation) or "silu" (x sigmoid(x)).
 
-    In a narrower type than float32 it is computed in float32 and rounded once: 1 + erf(x) cancels
-    in bfloat16, so that nothing is left of it below -3.1.
+    Types narrower than float32 are computed in float32 and rounded once: in bfloat16 1 + erf(x)
+    cancels to 0 below -3.1.
     """
     function = _ACTIVATIONS[name]
     return function(x) if x.dtype == jnp.float32 else _rounded_once(function, x)
 
 
 def _gelu(x: jax.Array) -> jax.Array:
-    """The exact form through erf, as Hugging Face has it: `jax.nn.gelu` goes through erfc, which
-    costs as much as the two matrix products around it on a CPU.
+    """The exact form through erf, as in Hugging Face: on a CPU, `jax.nn.gelu` goes through erfc and
+    costs as much as the two matmuls around it.
     """
     return 0.5 * x * (1 + jax.lax.erf(x * np.asarray(0.5**0.5, x.dtype)))
 
@@ -309,7 +308,7 @@ def _gelu_new(x: jax.Array) -> jax.Array:
 _ACTIVATIONS = {"gelu": _gelu, "gelu_new": _gelu_new, "silu": jax.nn.silu}
 
 
-# The derivative is written out, so that what is kept for it is `x`, and nothing of float32.
+# The derivative is written out, so that it stores only `x` and no float32 array.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -323,7 +322,7 @@ def _rounded_once_forward(function, x):
 
 def _rounded_once_backward(function, x, gradient):
     if is_on_gpu():
-        # Else XLA would keep a tanh or an erf of the forward pass, in float32.
+        # Otherwise XLA would store a float32 tanh or erf of the forward pass.
         x = jax.lax.optimization_barrier(x)
     wide = x.astype(jnp.float32)
     _, slope = jax.jvp(function, (wide,), (jnp.ones_like(wide),))
@@ -333,17 +332,17 @@ def _rounded_once_backward(function, x, gradient):
 _rounded_once.defvjp(_rounded_once_forward, _rounded_once_backward)
 
 
-# Beyond so many positions a row, what is read of it is fetched. Up to there a product does it, for
-# which a TPU moves no single rows.
+# Longest row for which a matmul picks the positions, without single-row moves on a TPU. Longer rows
+# use a gather.
 _LONGEST_PRODUCT = 1024
 
 
 def gather_positions(x_BLD: jax.Array, positions_BR: jax.Array) -> jax.Array:
     """Returns the rows of `x_BLD` at `positions_BR`: `[B, R, D]`.
 
-    In short rows by a product with one-hot rows: exact (one term is not zero), and a hundredth of
-    the encoder's work. In long ones its R x L numbers would be more than all else that is read.
-    Nothing crosses devices either way.
+    Short rows use a matmul with one-hot rows: it is exact (one term is nonzero) and costs a
+    hundredth of the encoder. In long rows its R x L matrix would be larger than all other arrays
+    read here. Neither needs communication between devices.
     """
     if x_BLD.shape[1] > _LONGEST_PRODUCT:
         return jnp.take_along_axis(x_BLD, positions_BR[..., None], axis=1, mode="clip")
@@ -352,9 +351,7 @@ def gather_positions(x_BLD: jax.Array, positions_BR: jax.Array) -> jax.Array:
 
 
 def gather_ids(numbers_BL: jax.Array, positions_BR: jax.Array) -> jax.Array:
-    """Returns the integers of `numbers_BL` at `positions_BR`: `[B, R]`, as `gather_positions` does
-    it.
-    """
+    """Returns the integers of `numbers_BL` at `positions_BR`, `[B, R]`, like `gather_positions`."""
     if numbers_BL.shape[1] > _LONGEST_PRODUCT:
         return jnp.take_along_axis(numbers_BL, positions_BR, axis=1, mode="clip")
     onehot_BRL = jax.nn.one_hot(positions_BR, numbers_BL.shape[1], dtype=bool)

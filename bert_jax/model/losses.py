@@ -1,4 +1,4 @@
-"""Cross-entropy and hits, ready to be summed: a mean is formed once, over the whole global batch.
+"""Cross-entropy and hits as sums: one mean is formed over the whole global batch.
 
 Dims: V vocabulary.
 """
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from bert_jax.model.sharding import spec_of
 
-# What a step accumulates: sums over its rows, ready to be added to another microbatch's.
+# The sums that a step accumulates over its rows and over microbatches.
 Sums = dict[str, jax.Array]
 
 
@@ -17,9 +17,9 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax
     """Returns -log softmax(logits)[target], and whether no logit exceeds the target's; both
     float32.
 
-    `logits` `[..., V]` is float32, `targets` `[...]` integer. The backward pass is written out, so
-    that it is one pass over the logits: softmax minus one-hot. What XLA derives from the forward
-    pass keeps a second array of the logits' size, and an argmax would cost another pass.
+    `logits` `[..., V]` is float32, `targets` `[...]` integer. The backward pass is written out as
+    one pass over the logits: softmax minus one-hot. XLA's own derivative stores a second array of
+    the logits' size, and an argmax would cost another pass.
     """
     return _cross_entropy_forward(logits, targets)[0]
 
@@ -30,7 +30,7 @@ def _cross_entropy_forward(logits, targets):
     log_normaliser = highest + jnp.log(total)
     if spec_of(logits)[-1] is None:
         chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    else:  # tensor parallelism has cut the vocabulary: one of its devices has the target's logit
+    else:  # tensor parallelism shards the vocabulary: one device has the target's logit
         onehot = jax.nn.one_hot(targets, logits.shape[-1], dtype=bool)
         chosen = jnp.sum(jnp.where(onehot, logits, 0.0), axis=-1)
     hits = (chosen >= highest).astype(jnp.float32)
@@ -51,9 +51,9 @@ cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 def cross_entropy_and_normaliser(
     logits: jax.Array, targets: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns what `cross_entropy` does, and log(sum(exp(logits))) `[...]`, which it has anyway.
+    """Returns the results of `cross_entropy`, and the log-normalizer log(sum(exp(logits))) `[...]`.
 
-    The backward pass is one pass over the logits, too.
+    The backward pass is also one pass over the logits.
     """
     return _with_normaliser_forward(logits, targets)[0]
 

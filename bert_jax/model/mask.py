@@ -1,4 +1,4 @@
-"""The keys that a query sees: one value per forward pass, for every reader.
+"""The keys that each query attends to: one value per forward pass, shared by all layers.
 
 Dims: B batch, L length of the queries, S length of the keys, R positions that are read.
 """
@@ -20,12 +20,12 @@ from bert_jax.model.layers import gather_ids
 )
 @dataclass(frozen=True, kw_only=True)
 class Mask:
-    """A token sees its own sequence, limited by `window` and `is_causal`.
+    """A token attends to its own sequence, limited by `window` and `is_causal`.
 
     Ids number the sequences of a row from 1; padding is 0. Positions count from 0 in each sequence.
     `window` is the number of positions, half of them on either side of the token; None for all. In
-    a square mask every column is a query and a key, and the columns of a sequence are neighbors in
-    the order of its positions. Arrays are those of jax or NumPy.
+    a square mask every column is a query and a key, and the columns of a sequence are adjacent and
+    in the order of its positions. Arrays are JAX or NumPy arrays.
     """
 
     query_ids_BL: Any
@@ -58,7 +58,7 @@ class Mask:
         )
 
     def allowed(self) -> Any:
-        """Returns bool `[B, L, S]`: whether the query sees the key."""
+        """Returns bool `[B, L, S]`: whether the query attends to the key."""
         allowed_BLS = self.query_ids_BL[:, :, None] == self.key_ids_BS[:, None, :]
         if self.window is None and not self.is_causal:
             return allowed_BLS

@@ -1,4 +1,4 @@
-"""A batch as microbatches that follow each other, and back."""
+"""Splits a batch into microbatches, and joins them."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from bert_jax.model.sharding import reshaped
 
 
 def in_microbatches(tree: Any, count: int) -> Any:
-    """Returns arrays `[B, ...]` as `[count, B / count, ...]`: row r goes to microbatch r mod
-    `count`, so that each device keeps the rows that it holds.
+    """Returns arrays `[B, ...]` as `[count, B / count, ...]`: row r is assigned to microbatch r mod
+    `count`, so that each device keeps its rows.
     """
 
     def split(x: jax.Array) -> jax.Array:
@@ -21,8 +21,8 @@ def in_microbatches(tree: Any, count: int) -> Any:
 
 
 def joined_microbatches(x: jax.Array) -> jax.Array:
-    """Returns what microbatches `[count, B / count, ...]` hold as `[B, ...]`, in the order of the
-    rows before `in_microbatches`.
+    """Returns microbatches `[count, B / count, ...]` as `[B, ...]`, the inverse of
+    `in_microbatches`.
     """
     x = jnp.moveaxis(x, 0, 1)
     return reshaped(x, (x.shape[0] * x.shape[1], *x.shape[2:]))

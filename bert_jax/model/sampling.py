@@ -1,4 +1,4 @@
-"""Samples tokens from scores, with noise that is a function of counters alone.
+"""Samples tokens from scores with noise that depends only on counters.
 
 Dims: B batch, M masked positions, V vocabulary.
 """
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from bert_jax.model.dropout import hashed
 from bert_jax.model.sharding import spec_of
 
-# 2^-32: a word of bits becomes a number between 0 and 1.
+# 2^-32, which scales 32 random bits to a number between 0 and 1.
 _UNIT = 2.0**-32
 
 
@@ -18,10 +18,10 @@ def sample(
 ) -> jax.Array:
     """Returns a token for each position, drawn from softmax(`logits_BMV`): int32 `[B, M]`.
 
-    The token with the highest sum of score and Gumbel noise (Gumbel 1954; google-research/electra
-    pretrain_helpers.py, `sample_from_softmax`), which is made of two key words for each position,
-    `keys` (int32 `[B, M]`), and the token's number: the same on every mesh. No gradient goes
-    through it. Under tensor parallelism V is cut, and more than `vocab_size`.
+    The result is the token with the highest sum of score and Gumbel noise (Gumbel 1954;
+    google-research/electra pretrain_helpers.py, `sample_from_softmax`). The noise depends on two
+    key words per position, `keys` (int32 `[B, M]`), and the token id: it is the same on every mesh.
+    There is no gradient. Under tensor parallelism V is sharded and padded beyond `vocab_size`.
     """
     logits_BMV = jax.lax.stop_gradient(logits_BMV)
     cut = spec_of(logits_BMV)[-1]
@@ -31,17 +31,15 @@ def sample(
     )
     noisy_BMV = logits_BMV + gumbel(words_V, keys=keys)
     highest_BM = jnp.max(noisy_BMV, axis=-1, keepdims=True)
-    # Not argmax: its dim may be cut over `tensor`.
+    # Not argmax, because `tensor` may shard the dim.
     words_BMV = jnp.where(noisy_BMV >= highest_BM, words_V, jnp.uint32(vocab_size - 1))
     return jnp.min(words_BMV, axis=-1).astype(jnp.int32)
 
 
 def gumbel(words_V: jax.Array, *, keys: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Returns float32 Gumbel noise `[B, M, V]` for the numbers `words_V` of tokens, uint32 `[1, 1,
-    V]`.
-    """
+    """Returns float32 Gumbel noise `[B, M, V]` for the token ids `words_V`, uint32 `[1, 1, V]`."""
     word_1_BM, word_2_BM = (jax.lax.bitcast_convert_type(key, jnp.uint32) for key in keys)
     bits_BMV = hashed(words_V + word_1_BM[..., None], word_2_BM[..., None])
-    # The largest noise belongs to the smallest numbers, which float32 resolves best.
+    # The largest noise comes from the smallest numbers, where float32 has the finest resolution.
     uniform_BMV = (bits_BMV.astype(jnp.float32) + 0.5) * _UNIT
     return -jnp.log(-jnp.log1p(-jnp.minimum(uniform_BMV, 1 - 2.0**-24)))

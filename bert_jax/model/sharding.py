@@ -1,24 +1,23 @@
-"""The device mesh, and the one place that says how anything lies on it.
+"""The device mesh and the sharding of all arrays.
 
-Four axes, any of them of size 1: `slice` (groups of devices joined by a slower network), `fsdp` and
-`fsdp_inner` (share the batch, and may share what is stored of the weights: two axes, which what
-follows calls `fsdp`) and `tensor` (shares a matrix). A batch is cut over `slice` and `fsdp`. A
-parameter is *stored* in one layout and *used* in another:
+The mesh has four axes of size 1 or more: `slice` (groups of devices joined by a slower network),
+`fsdp` and `fsdp_inner` (split the batch and, optionally, the stored weights; both are called `fsdp`
+below) and `tensor` (splits matrices). `slice` and `fsdp` shard the batch. Parameters are *stored*
+in one layout and *used* in another:
 
-- `tensor` cuts the dim that a parameter's role names (roles.py), stored and used.
-- `fsdp` cuts the largest dim that it divides, the last one if there is no other, stored only; a
-  working copy, in the compute type, is gathered for use. Its gradient comes back in the stored
-  layout, so that master weights, moments and the update are spread over `fsdp` (Rajbhandari et al.
-  2020, ZeRO). Every slice has them whole: a gradient is summed across slices after it is cut, once.
-- Each device keeps the gradient of its own rows until those of every use of a parameter are added
-  up. They are summed and cut over one axis of `fsdp` after the other, since the compiler of most
-  TPUs sums over both at once without cutting, which is twice the traffic.
-- A dim that an axis does not divide is not cut: 30,522 sub-words are 2 x 3 x 5,087. A TPU gathers
-  such a table with more rows than it has, of zeros; what is stored has none of them.
+- `tensor` shards the dim that a parameter's role names (roles.py), stored and used.
+- `fsdp` shards the stored copy, in the largest dim that it divides (the last dim only if no other
+  fits); a working copy in the compute type is gathered for use. The gradient returns in the stored
+  layout, so that master weights, moments and the update are sharded over `fsdp` (Rajbhandari et al.
+  2020, ZeRO). Every slice has a full copy: gradients are summed across slices once, after sharding.
+- Each device accumulates the gradient of its rows over all uses of a parameter. These are then
+  reduced and scattered over one `fsdp` axis after another: the compiler of most TPUs would
+  all-reduce over both at once, with twice the traffic.
+- A dim that an axis does not divide is not sharded: 30,522 tokens are 2 x 3 x 5,087. A TPU gathers
+  such a table with zero rows as padding; the stored table has none.
 
-Activations follow from these two. Axis types are explicit: every array's type carries its sharding,
-and a program whose shardings do not add up fails while it is traced. "axis" is a mesh axis, "dim" a
-tensor dimension.
+The sharding of activations follows. Axis types are explicit: every array's type has its sharding,
+and inconsistent shardings fail during tracing. "axis" is a mesh axis, "dim" a tensor dimension.
 """
 
 import itertools
@@ -38,33 +37,33 @@ FSDP = ("fsdp", "fsdp_inner")
 AXES = ("slice", *FSDP, "tensor")
 BATCH = ("slice", *FSDP)
 
-# Numbers in a parameter below which each device keeps a copy: gathering a bias costs a message and
-# saves kilobytes.
+# Parameters with fewer elements are replicated: gathering a bias costs a message and saves only
+# kilobytes.
 _SMALL = 2**16
-# A TPU lays the last two dims of an array out in tiles of so many rows, and 128 columns.
+# A TPU stores the last two dims of an array in tiles of this many rows and 128 columns.
 _ROWS_OF_A_TILE = 8
 
 
 def make_mesh(
     *, fsdp: int, tensor: int, slices: int = 1, fsdp_inner: int | None = None, devices=None
 ) -> Mesh:
-    """Returns a mesh over all of `devices` (default: every device of every process); `fsdp=-1` is
-    the rest.
+    """Returns a mesh over `devices` (default: all devices of all processes); `fsdp=-1` uses the
+    rest.
 
-    `fsdp_inner` of the `fsdp` devices are the second of its two axes; by default as many as suit
-    the devices. Raises ValueError when `slices` x `fsdp` x `tensor` does not use each device
-    exactly once.
+    `fsdp_inner` is the size of the second `fsdp` axis (default: chosen for the devices' topology).
+    Raises ValueError unless `slices` x `fsdp` x `tensor` equals the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     if fsdp == -1:
         fsdp = len(devices) // (slices * tensor)
     if slices * fsdp * tensor != len(devices):
         raise ValueError(
-            f"a mesh of {slices} x {fsdp} x {tensor} (slice x fsdp x tensor) does not cover "
-            f"{len(devices)} devices"
+            f"mesh.slices={slices} x mesh.fsdp={fsdp} x mesh.tensor={tensor} must equal the "
+            f"number of devices, {len(devices)}"
         )
     if len({getattr(d, "slice_index", 0) for d in devices}) == slices:
-        # Real slices: the devices of one come together, so that only `slice` leaves it.
+        # Real slices: the devices of a slice are adjacent, so that only the axis `slice` crosses
+        # slices.
         devices.sort(key=lambda d: getattr(d, "slice_index", 0))
     a_slice = len(devices) // slices
     if fsdp_inner is None:
@@ -75,8 +74,8 @@ def make_mesh(
 
 
 def _arranged(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the devices of a slice in the order that suits its links: axes of whole dimensions,
-    or of parts of them where there are no such axes.
+    """Returns the devices of a slice in an order that suits its links: mesh axes are whole physical
+    axes, or parts of them if there is no such order.
     """
     try:
         return create_device_mesh(shape, devices)
@@ -85,19 +84,18 @@ def _arranged(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _second_axis(devices: Sequence[Any], *, tensor: int) -> int:
-    """Returns how many devices of a slice make the second axis of `fsdp`: 1 but for TPUs whose
-    devices are chips.
+    """Returns the size of the second `fsdp` axis: 1 except on TPUs with one device per chip.
 
-    An axis has whole dimensions of the slice, so that it is made of links; the two are as equal as
-    they can be, and the first one is the larger. Where a device is a core, one axis has all links
-    at once, and two would have those of a part each (docs/tpu.md, "Findings").
+    An axis consists of whole physical axes of the slice, so that it has direct links; the two sizes
+    are as equal as possible, and the first one is the larger. If a device is a core, one axis uses
+    all links at once, and two axes would each use a part of them (benchmarks/results/tpu-plans.md).
     """
     places = {(*getattr(d, "coords", ()), getattr(d, "core_on_chip", 0)) for d in devices}
     sizes = [len(set(along)) for along in zip(*places, strict=True)]
     if math.prod(sizes) != len(devices) or sizes[-1] > 1:
         return 1
     fsdp = len(devices) // tensor
-    # Each dimension makes the first axis, the second or that of `tensor`.
+    # Each physical axis belongs to the first `fsdp` axis, the second one or `tensor`.
     choices = (
         [math.prod(n for n, to in zip(sizes, side, strict=True) if to == axis) for axis in range(2)]
         for side in itertools.product(range(3), repeat=len(sizes))
@@ -108,39 +106,36 @@ def _second_axis(devices: Sequence[Any], *, tensor: int) -> int:
 
 
 def batch_spec(*rest: Any) -> jax.P:
-    """Returns the partition of an array whose first dim is rows of a batch; `rest` names further
+    """Returns the partition of an array with batch rows as its first dim; `rest` names further
     axes.
     """
     return jax.P(BATCH, *rest)
 
 
 def over_batch(*rest: Any) -> jax.P | None:
-    """Returns `batch_spec(*rest)` for the mesh that is set; None where none of ours is.
-
-    So a model can be called without any mesh, on one device.
-    """
+    """Returns `batch_spec(*rest)` for the current mesh; None without a mesh (one device)."""
     return batch_spec(*rest) if _has_mesh() else None
 
 
 def reshaped(x: jax.Array, shape: tuple[int, ...], *rest: str | None) -> jax.Array:
-    """Returns activations in another shape, whose first dim still has the rows of the batch
-    outermost.
+    """Returns activations in another shape; the rows of the batch stay the outermost part of the
+    first dim.
 
-    `rest` are the axes that cut the dims after the first.
+    `rest` are the axes that shard the dims after the first.
     """
     return jnp.reshape(x, shape, out_sharding=over_batch(*rest))
 
 
 def row_parts() -> int:
-    """Returns into how many parts the mesh that is set cuts the rows of a batch; 1 without one."""
+    """Returns the number of shards of a batch's rows on the current mesh; 1 without a mesh."""
     return math.prod(mesh_size(axis) for axis in BATCH)
 
 
 def on_every_device(x: jax.Array) -> jax.Array:
-    """Returns an array `[B, ...]` of rows of the batch, whole on every device.
+    """Returns the batch array `[B, ...]` replicated on every device.
 
-    The gradient of a float array is summed once, on its way back. So the copy can be a factor of
-    products, and be cut, joined and looked up in, and nothing else (jax's "reduced" arrays).
+    The gradient of a float array is summed once, in the backward pass. Therefore the copy may only
+    be used in matmuls, slices, concatenations and lookups (JAX's "reduced" arrays).
     """
     if not _has_mesh():
         return x
@@ -154,14 +149,12 @@ def fsdp_size(mesh: Any) -> int:
 
 
 def mesh_size(axis: str) -> int:
-    """Returns the devices along an axis of the mesh that is set; 1 where none of ours is."""
+    """Returns the devices along an axis of the current mesh; 1 without a mesh."""
     return jax.sharding.get_abstract_mesh().shape[axis] if _has_mesh() else 1
 
 
 def device_kind() -> str:
-    """Returns the kind of the devices that the program is for: those of the mesh that is set, which
-    may be described only.
-    """
+    """Returns the kind of the devices of the current mesh, which may be an abstract one."""
     return _device().device_kind
 
 
@@ -189,28 +182,26 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def row_shards(mesh: Mesh) -> int:
-    """Returns into how many parts the rows of a batch are cut."""
+    """Returns the number of shards of the rows of a batch."""
     return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def rows_per_device(mesh: Mesh, rows: int) -> int:
-    """Returns how many rows of a global batch one device holds.
+    """Returns how many rows of a global batch each device has.
 
-    Raises ValueError if they do not divide.
+    Raises ValueError if the rows do not divide.
     """
     shards = row_shards(mesh)
     if rows % shards:
-        raise ValueError(f"{rows} rows do not divide over {shards} devices")
+        raise ValueError(f"a batch of {rows} rows does not divide over {shards} devices")
     return rows // shards
 
 
 def compute_spec(path: tuple, shape: tuple[int, ...], *, mesh: Any) -> jax.P:
-    """Returns the partition in which the step uses the parameter of that name: cut over `tensor`
-    alone.
-    """
+    """Returns the partition in which the step uses a parameter: sharded only over `tensor`."""
     role = role_of(path)
     dim = None if role is None else role.tensor_dim
-    # An optimiser may keep fewer dims of a parameter than it has.
+    # An optimizer may store a moment with fewer dims than the parameter.
     if dim is None or dim >= len(shape):
         return jax.P()
     if mesh.shape["tensor"] == 1 or shape[dim] % mesh.shape["tensor"]:
@@ -219,13 +210,13 @@ def compute_spec(path: tuple, shape: tuple[int, ...], *, mesh: Any) -> jax.P:
 
 
 def param_spec(path: tuple, shape: tuple[int, ...], *, mesh: Any, shard_weights: bool) -> jax.P:
-    """Returns the partition in which the parameter of that name, or a moment of it, is kept."""
+    """Returns the partition in which a parameter, or a moment of it, is stored."""
     spec = list(compute_spec(path, shape, mesh=mesh)) + [None] * len(shape)
     spec, size = spec[: len(shape)], fsdp_size(mesh)
     if shard_weights and size > 1 and math.prod(shape) >= _SMALL:
         free = [i for i, axis in enumerate(spec) if axis is None and shape[i] % size == 0]
         if free:
-            # A TPU scatters no sum along the last dim in parts of less than a tile's 128 columns.
+            # A TPU cannot reduce-scatter the last dim in shards narrower than a tile (128 columns).
             spec[max(free, key=lambda i: (i < len(shape) - 1, shape[i]))] = FSDP
     while spec and spec[-1] is None:
         spec.pop()
@@ -244,10 +235,9 @@ def param_shardings(tree: Any, *, mesh: Mesh, shard_weights: bool) -> Any:
 
 
 def to_compute_params(params: Any, *, dtype: Any) -> Any:
-    """Returns the working copy of stored parameters; matrices in the type that they are computed
-    in.
+    """Returns the working copy of stored parameters, with matrices in the compute type.
 
-    Cast first, so that half the bytes travel. The transpose takes the gradient the same way back.
+    The cast comes first, which halves the traffic. The gradient takes the reverse path.
     """
     mesh = jax.sharding.get_abstract_mesh()
 
@@ -266,12 +256,12 @@ def to_compute_params(params: Any, *, dtype: Any) -> Any:
 
 
 def _gathered(leaf: jax.Array, *, is_summed_late: bool) -> jax.Array:
-    """Returns a copy that is whole along `fsdp`, gathered over one of its axes after the other.
+    """Returns a copy gathered over one `fsdp` axis after another.
 
-    `is_summed_late`: its gradient comes back as each device has it of its own rows, and is summed
-    on the way back, an axis at a time, where a copy is gathered on the way here. Such a copy can be
-    a factor of products, and be cut, joined and looked up in, and nothing else (jax's "reduced"
-    arrays). A slice has nothing to gather, but its gradient to sum: last, when it is smallest.
+    With `is_summed_late` each device computes the gradient of its own rows, and the backward pass
+    reduces it over one axis at a time, in the reverse order of the gathers. Such a copy may only be
+    used in matmuls, slices, concatenations and lookups (JAX's "reduced" arrays). Across slices
+    there is nothing to gather, but the gradient is summed: last, when it is smallest.
     """
     done: tuple[str, ...] = ()
     stored = spec_of(leaf)
@@ -286,41 +276,41 @@ def _gathered(leaf: jax.Array, *, is_summed_late: bool) -> jax.Array:
 
 
 def axes_summed_late(x: jax.Array) -> frozenset[str]:
-    """Returns the axes over which the gradient of a parameter in use is summed on its way back:
-    a rule of derivatives hands over what each device has of it, `jax.P(..., unreduced=axes)`.
+    """Returns the axes over which the backward pass sums the gradient of a parameter later: custom
+    derivatives return each device's term, `jax.P(..., unreduced=axes)`.
     """
     return jax.typeof(x).sharding.spec.reduced
 
 
 def stack(leaves: Sequence[jax.Array]) -> jax.Array:
-    """Returns arrays joined along a new first dim, parameters in use among them.
+    """Returns arrays stacked along a new first dim; they may be working copies of parameters.
 
-    As `jnp.stack`, which has no derivative for copies whose gradients are summed late (jax 0.10.2).
+    Like `jnp.stack`, which has no derivative for gradients that are summed late (jax 0.10.2).
     """
     return jnp.concatenate([leaf[None] for leaf in leaves])
 
 
 def _is_cut_by_columns(leaf: jax.Array) -> bool:
-    """Returns whether a matrix is stored in columns because its rows, of which it has more, do not
-    divide: a vocabulary.
+    """Returns whether a matrix with more rows than columns (a vocabulary) is stored in column
+    shards because its rows do not divide.
     """
     return leaf.ndim == 2 and leaf.shape[0] > leaf.shape[1] and spec_of(leaf) == [None, FSDP]
 
 
 def _gathers_rows() -> bool:
-    """Returns whether a vocabulary is gathered by rows. On a CPU nothing is won, and the library
-    for products rounds other elements in another way where the table has other rows.
+    """Returns whether a vocabulary is gathered by rows. On a CPU this gains nothing, and its
+    matmuls would round differently with another number of rows.
     """
     return device_kind().startswith("TPU")
 
 
 def _cut_by_rows(leaf: jax.Array) -> jax.Array:
-    """Returns such a matrix cut by rows, of which it gets as many of zeros as it takes to divide.
+    """Returns a matrix stored in columns, sharded by rows and padded with zero rows.
 
-    A TPU lays a table of gathered columns out column by column: it has to transpose it before rows
-    are looked up, and so its gradient, which is then summed whole instead of scattered. Without the
-    last rows the gathered copy would have such a gradient, too; and where a device's rows filled
-    no whole tiles, the copy would be laid out anew.
+    A TPU stores a table that was gathered by columns column by column: it would have to transpose
+    the table before row lookups, and its gradient, which would be all-reduced instead of scattered.
+    Without the padding rows the gathered copy would also have such a gradient, and if a device's
+    rows were not whole tiles, the copy would need another layout.
     """
     rows = fsdp_size(jax.sharding.get_abstract_mesh()) * _ROWS_OF_A_TILE
     filled = jnp.pad(leaf, ((0, -leaf.shape[0] % rows), (0, 0)))
@@ -328,10 +318,10 @@ def _cut_by_rows(leaf: jax.Array) -> jax.Array:
 
 
 def in_automatic_layout(function: Callable, *, like: Any) -> Callable:
-    """Returns `function`, inside of which the compiler decides how things lie.
+    """Returns `function` with shardings inside chosen by the compiler.
 
-    What it returns, a tree such as `like`, lies as `like` does. For code that knows of no mesh:
-    where axes are explicit, it would have to say how its results lie.
+    Its result, a tree such as `like`, has the sharding of `like`. This is for code without mesh
+    awareness, which would otherwise have to name the sharding of its results.
     """
     if not _has_mesh():
         return function
@@ -340,11 +330,11 @@ def in_automatic_layout(function: Callable, *, like: Any) -> Callable:
 
 
 def on_each_device(function: Callable, *, takes: Any, gives: Any) -> Callable:
-    """Returns `function` as each device applies it to the parts of arrays that lie on it.
+    """Returns `function`, applied on each device to its own shards (shard_map).
 
-    `takes` and `gives` are the partitions of its arguments and of what it returns. Inside, devices
-    tell each other by the three functions below alone. Where no mesh of ours is set, that is the
-    function itself. It has no derivative: it serves in rules of derivatives.
+    `takes` and `gives` are the partitions of the arguments and of the result. Inside, devices
+    communicate only through the three functions below. Without a mesh, it is the function itself.
+    It has no derivative, because it is used inside custom derivatives.
     """
     if not _has_mesh():
         return function
@@ -352,28 +342,28 @@ def on_each_device(function: Callable, *, takes: Any, gives: Any) -> Callable:
 
 
 def sum_over(axes: Any, x: jax.Array) -> jax.Array:
-    """Returns the sum of what each device along some axes has as `x`."""
+    """Returns the sum of `x` over the devices along `axes`."""
     return jax.lax.psum(x, axes) if _has_mesh() else x
 
 
 def highest_over(axes: Any, x: jax.Array) -> jax.Array:
-    """Returns the highest of the same, element by element."""
+    """Returns the elementwise maximum of `x` over the devices along `axes`."""
     return jax.lax.pmax(x, axes) if _has_mesh() else x
 
 
 def index_along(axis: str) -> Any:
-    """Returns the number of the device along an axis."""
+    """Returns the index of this device along an axis."""
     return jax.lax.axis_index(axis) if _has_mesh() else 0
 
 
 def spec_of(x: jax.Array) -> list:
-    """Returns the axes over which each dim of `x` is cut, one entry a dim."""
+    """Returns the axes that shard each dim of `x`, one entry per dim."""
     spec = list(jax.typeof(x).sharding.spec.partitions)
     return spec + [None] * (jnp.ndim(x) - len(spec))
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Returns how many bytes of the described arrays one device holds, without padding."""
+    """Returns the bytes of the described arrays on one device, without padding."""
 
     def size(leaf):
         shape = leaf.sharding.shard_shape(leaf.shape)

@@ -1,3 +1,1 @@
-"""Objectives, from which a model learns: one file for each objective (registry.OBJECTIVES lists
-them).
-"""
+"""Training objectives, one file each (registry.OBJECTIVES lists them)."""

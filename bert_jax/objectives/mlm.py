@@ -1,4 +1,4 @@
-"""Masked words without next sentences (Liu et al. 2019, RoBERTa, section 4.2)."""
+"""Masked language modeling without next sentences (Liu et al. 2019, RoBERTa, section 4.2)."""
 
 import math
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from bert_jax.model.flops import encoder_flops, masked_lm_flops
 from bert_jax.model.losses import Sums, cross_entropy, cross_entropy_and_normaliser
 from bert_jax.model.sharding import reshaped, spec_of
 from bert_jax.objectives.objective import Figure, Objective
-from bert_jax.registry import MASKS
+from bert_jax.registry import MASKINGS
 
 
 class MaskedLanguageModel(Objective):
-    """The mean over the predicted tokens."""
+    """The mean cross-entropy over the predicted tokens."""
 
     name = "mlm"
     parts = ("mlm",)
@@ -32,14 +32,14 @@ class MaskedLanguageModel(Objective):
     )
 
     def collate(self, rows: Batch, draw: Draw) -> Batch:
-        masked = MASKS[draw.options.mask](rows, draw)
+        masked = MASKINGS[draw.options.masking](rows, draw)
         return {**{name: rows[name] for name in INPUTS}, **masked}
 
     def sums(
         self, outputs: dict[str, Any], batch: dict[str, jax.Array], *, z_loss: float = 0.0
     ) -> Sums:
-        """Adds up cross-entropy; its gradient is that of `z_loss` times the square of the log
-        normaliser, too, which keeps the logits near zero (PaLM, Chowdhery et al. 2022, section 5).
+        """Sums the cross-entropy. Its gradient also has the term `z_loss` x (log normalizer)^2,
+        which keeps the logits near zero (PaLM, Chowdhery et al. 2022, section 5).
         """
         weights, targets = batch["mlm_weights"], batch["mlm_targets"]
         if "mlm_scores" in outputs:
@@ -50,7 +50,7 @@ class MaskedLanguageModel(Objective):
         loss, hits, *log_normaliser = found
         if z_loss:
             extra = z_loss * jnp.square(log_normaliser[0])
-            # Its value is left out: the logged loss stays what evaluation measures.
+            # The term's value is excluded: the logged loss stays comparable with evaluation.
             loss = loss + (extra - jax.lax.stop_gradient(extra))
         return {
             "mlm_loss": jnp.sum(weights * loss),
@@ -62,17 +62,17 @@ class MaskedLanguageModel(Objective):
         return math.log(model.vocab_size)
 
     def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:
-        """The last block computes the masked positions: what the head reads."""
+        """The last block computes only the masked positions, which the head reads."""
         read = phase.max_predictions
         encoder = encoder_flops(model, length=phase.sequence_length, read=read)
         return encoder + masked_lm_flops(model, predictions=read)
 
 
 def _of_rows(function: Callable, logits_BMV: jax.Array, targets_BM: jax.Array) -> list[jax.Array]:
-    """Returns what a function of rows of logits finds, each `[B, M]`.
+    """Returns the results of a function of rows of logits, each `[B, M]`.
 
-    As one matrix, which is what the product with the vocabulary gives: a TPU lays its last two dims
-    out in tiles of 8 rows, and would move all logits for 20 positions a row.
+    The rows form one matrix, as in the output of the vocabulary matmul: a TPU stores the last two
+    dims in tiles of 8 rows, and would copy all logits for 20 positions per row.
     """
     shape, words, cut = targets_BM.shape, logits_BMV.shape[-1], spec_of(logits_BMV)[-1]
     rows = math.prod(shape)

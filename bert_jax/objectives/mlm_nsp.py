@@ -1,4 +1,6 @@
-"""Masked words and next sentences, as BERT was trained (Devlin et al. 2019, section 3.1)."""
+"""Masked language modeling and next-sentence prediction, as in BERT (Devlin et al. 2019, section
+3.1).
+"""
 
 import math
 from typing import Any
@@ -16,7 +18,7 @@ from bert_jax.objectives.objective import Figure
 
 
 class MaskedLanguageModelAndNextSentence(MaskedLanguageModel):
-    """The sum of two means: over the predicted tokens, and over the sentence pairs."""
+    """The sum of two means: over the predicted tokens and over the sentence pairs."""
 
     name = "mlm+nsp"
     parts = ("pooler", "mlm", "nsp")
@@ -34,7 +36,7 @@ class MaskedLanguageModelAndNextSentence(MaskedLanguageModel):
             "nsp_accuracy",
             "NSP accuracy",
             "{:.3f}",
-            "share of the more frequent answer, 0.5 or more: guessing",
+            "share of the more frequent answer, 0.5 or more: chance",
         ),
     )
 
@@ -64,8 +66,8 @@ class MaskedLanguageModelAndNextSentence(MaskedLanguageModel):
         }
 
     def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:
-        """The last block computes the masked positions and the first of each pair: what the heads
-        read.
+        """The last block computes only the positions that the heads read: masked positions and the
+        first one of each pair.
         """
         read, pairs = phase.max_predictions, phase.sequences
         encoder = encoder_flops(model, length=phase.sequence_length, read=read + pairs)

@@ -1,7 +1,7 @@
-"""An objective says all about itself in one place, and everything else reads it there.
+"""The base of all objectives: everything else reads the properties of an objective here.
 
-Feed, step, evaluation, logs, closing table, model card and plan know no objective by name: they ask
-for its parts, its batch, its sums, its figures and its FLOPs.
+Data feed, step, evaluation, logs, model card and cost estimate know no objective by name: they use
+its model parts, batch arrays, sums, metrics and FLOPs.
 """
 
 import math
@@ -20,16 +20,16 @@ from bert_jax.model.losses import Sums
 
 
 class Figure(NamedTuple):
-    """A held-out figure as people see it: in the log, the closing table and the model card."""
+    """A validation metric as shown to users: in the log, the closing table and the model card."""
 
-    name: str  # in the rows of metrics.jsonl
+    name: str  #     name: str  # in the records of metrics.jsonl
     title: str
     format: str = "{:.3f}"
-    # What it is compared with, in the closing table.
+    # The value it is compared with, in the closing table.
     compared_with: str = ""
 
     def shown(self, value: float) -> str:
-        """Returns a value of it as it is printed, with its unit."""
+        """Returns a value formatted with its unit."""
         if abs(value) < progress.LONG:
             return self.format.format(value)
         return progress.number(value) + self.format.partition("}")[2]
@@ -48,42 +48,41 @@ class Objective:
     `NAME_hits` and `NAME_count`.
     """
 
-    # As the config has it.
+    # The name in the config.
     name: str
     # The parts of the model that it needs (registry.PARTS).
     parts: tuple[str, ...]
-    # The losses that are added, each a mean over the global batch, and what each is multiplied by.
+    # The losses that are added, each a mean over the global batch, and their factors.
     losses: Mapping[str, float]
-    # Every array of a batch.
+    # All arrays of a batch.
     fields: Mapping[str, Field]
-    # What is shown of an evaluation.
+    # The metrics of an evaluation that are shown.
     figures: tuple[Figure, ...] = ()
-    # The kinds of rows that it can learn from (registry.ROWS); none means any.
+    # The kinds of rows that it supports (registry.SEQUENCE_FORMATS); empty means all.
     rows: tuple[str, ...] = ()
-    # How many texts a row has for it: 2 for pairs (data/pairs/).
+    # Texts per row: 2 for pairs (data/pairs/).
     texts: int = 1
     # Whether `sums` takes `z_loss`, which is `optimizer.z_loss` in training.
     takes_z_loss: bool = False
-    # Whether its loss depends on the batch as a whole, such as a softmax over all texts of a batch.
-    # Then `forward` sees the whole batch, and goes through the encoder in as many microbatches as
-    # the config has.
+    # Whether its loss depends on the batch as a whole, for example a softmax over all texts of a
+    # batch. If so, `forward` gets the whole batch, and splits it into microbatches itself.
     needs_whole_batch: bool = False
-    # Whether `sums` takes the scores of masked words as `compute.loss_slices` has them.
+    # Whether `sums` takes the scores of masked tokens in slices (`compute.loss_slices`).
     takes_slices: bool = False
 
     def collate(self, rows: Batch, draw: Draw) -> Batch:
-        """Returns the arrays of `fields` for some rows, as `data.rows` has read them.
+        """Returns the arrays of `fields` for some rows, as read by `data.sequence_format`.
 
-        A pure function: `draw` decides all that is drawn.
+        A pure function: all randomness comes from `draw`.
         """
         raise NotImplementedError
 
     def sums(
         self, outputs: dict[str, Any], batch: dict[str, jax.Array], *, z_loss: float = 0.0
     ) -> Sums:
-        """Returns what is added up over a batch: loss, hits and weights of each loss.
+        """Returns the sums over a batch: loss, hits and weights of each loss.
 
-        `z_loss` is handed over only where the objective `takes_z_loss`: others need not have it.
+        `z_loss` is passed only if the objective `takes_z_loss`; others may omit the argument.
         """
         raise NotImplementedError
 
@@ -97,7 +96,7 @@ class Objective:
     ) -> Sums:
         """Returns the sums of a batch; `key=None` means evaluation.
 
-        One pass through the model, unless an objective needs another.
+        The default is one pass through the model.
         """
         outputs = bert.apply(
             params,
@@ -113,13 +112,13 @@ class Objective:
         return self.sums(outputs, batch, z_loss=config.optimizer.z_loss)
 
     def counts(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """Returns the weights of the whole global batch, by which each loss is divided."""
+        """Returns the total weight of each loss in the global batch, its divisor."""
         return {name: jnp.maximum(jnp.sum(batch[f"{name}_weights"]), 1.0) for name in self.losses}
 
     def loss(self, sums: Sums, counts: dict[str, jax.Array]) -> Any:
-        """Returns the loss: a ratio of global sums for each part of it, added.
+        """Returns the loss: the sum of one ratio of global sums per part.
 
-        Summed over microbatches, the ratios are those of the whole batch.
+        The sums may be accumulated over microbatches, which does not change the ratios.
         """
         return sum(
             _scaled(sums[f"{name}_loss"] / counts[name], weight)
@@ -127,41 +126,38 @@ class Objective:
         )
 
     def metrics(self, sums: Sums) -> dict[str, Any]:
-        """Returns `loss`, and for each part of it `NAME_loss` and `NAME_accuracy`."""
+        """Returns `loss`, and `NAME_loss` and `NAME_accuracy` for each part of it."""
         result = {}
         for name in self.losses:
-            count = jnp.maximum(sums[f"{name}_count"], 1.0)  # nothing counted: 0 / 1
+            count = jnp.maximum(sums[f"{name}_count"], 1.0)  # without predictions: 0 / 1
             result[f"{name}_loss"] = sums[f"{name}_loss"] / count
             result[f"{name}_accuracy"] = sums[f"{name}_hits"] / count
         total = sum(_scaled(result[f"{name}_loss"], w) for name, w in self.losses.items())
         return {"loss": total, **result}
 
     def watched(self) -> list[str]:
-        """Returns the figures of an evaluation that hooks may watch: the losses, and `figures`."""
+        """Returns the validation metrics that hooks may follow: the losses, and `figures`."""
         each = [f"{name}_{figure}" for name in self.losses for figure in ("loss", "accuracy")]
         more = ["perplexity"] if "mlm" in self.losses else []
         return [*dict.fromkeys(("loss", *each, *more, *(figure.name for figure in self.figures)))]
 
     def uniform_loss(self, model: ModelConfig) -> float | None:
-        """Returns the loss, in nats, of a model that gives every answer the same probability, by
-        which a run is known that has diverged; None where there is no such number.
+        """Returns the loss, in nats, of a model that gives every answer the same probability, the
+        reference for detecting divergence; None if it is unknown.
         """
         return None
 
     def summarise(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the held-out metrics from sums over all held-out batches, float64."""
+        """Returns the validation metrics from float64 sums over all validation batches."""
         found = self.metrics({name: jnp.float32(value) for name, value in sums.items()})
         result = {name: float(value) for name, value in found.items()}
         if "mlm_loss" in result:
-            # exp overflows float64 at 709; a loss up there is no language model's.
+            # exp overflows float64 at 709; a useful model never has such a loss.
             result["perplexity"] = math.exp(min(result["mlm_loss"], 700.0))
         return result
 
     def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:
-        """Returns the FLOPs of the matrix products of one row's forward pass.
-
-        A multiply and an add count two.
-        """
+        """Returns the FLOPs of the matmuls of one row's forward pass (a multiply-add is two)."""
         raise NotImplementedError
 
 

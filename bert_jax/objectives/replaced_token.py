@@ -1,5 +1,5 @@
-"""Replaced-token detection (Clark et al. 2020, ELECTRA): a generator fills masked positions, and
-the encoder says of each token whether it is the original.
+"""Replaced-token detection (Clark et al. 2020, ELECTRA): a generator fills the masked positions,
+and the encoder predicts for each token whether it is the original.
 
 Dims: B batch, L length, M masked positions, K bins of scores.
 """
@@ -22,19 +22,20 @@ from bert_jax.model.sampling import sample
 from bert_jax.objectives.mlm import MLM, MaskedLanguageModel
 from bert_jax.objectives.objective import Figure
 
-# Of the discriminator's loss, which is much smaller (Clark et al. 2020, section 3.1; table 6).
+# Weight of the discriminator's loss, which is much smaller (Clark et al. 2020, section 3.1; table
+# 6).
 _WEIGHT = 50.0
-# The generator's dropout counts as a layer of its own, after that of the heads (model/bert.py).
+# The dropout of the generator counts as a separate layer, after the heads (model/bert.py).
 _GENERATOR_LAYER = 2**31 + 2
-# The purpose of a row's noise; masks number theirs from 0.
+# The purpose number of a row's noise; masks use numbers from 0.
 _NOISE = 2**31
-# The curve behind the AUC is made of counts of scores (logits) in bins of this width, around 0.
+# The ROC curve is computed from counts of scores (logits) in bins of this width around 0.
 _BINS, _BIN_WIDTH = 400, 0.05
 
 
 class ReplacedTokenDetection(MaskedLanguageModel):
-    """The generator's mean over predicted tokens, and 50 times the mean of the binary
-    cross-entropy over all tokens, [CLS] and [SEP] included.
+    """The generator's mean over the predicted tokens, plus 50 times the mean binary cross-entropy
+    over all tokens, [CLS] and [SEP] included.
     """
 
     name = "rtd"
@@ -46,26 +47,26 @@ class ReplacedTokenDetection(MaskedLanguageModel):
         **MLM.fields,
         # 1 on tokens, 0 on padding.
         "rtd_weights": Field("L", np.float32),
-        # Two words of random bits for each prediction, from which the noise of its sample is made.
+        # Two words of random bits per prediction, for the noise of its sample.
         "rtd_noise_1": Field("M", np.int32),
         "rtd_noise_2": Field("M", np.int32),
     }
     figures = (
         Figure("mlm_loss", "generator's MLM loss", "{:.3f} nats", "unigram entropy"),
-        Figure("sampled_accuracy", "samples that are right"),
+        Figure("sampled_accuracy", "correct samples"),
         Figure("rtd_loss", "discriminator's loss", "{:.4f} nats"),
         Figure("replaced_share", "tokens replaced", "{:.4f}"),
         Figure("rtd_precision", "precision"),
         Figure("rtd_recall", "recall"),
-        Figure("rtd_auc", "AUC", "{:.4f}", "0.5: guessing"),
+        Figure("rtd_auc", "AUC", "{:.4f}", "0.5: chance"),
     )
 
     def collate(self, rows: Batch, draw: Draw) -> Batch:
         """Makes the masks as `mlm` does, and draws the noise of each example's predictions.
 
-        An example's number follows from the step and its row in the global batch: the samples are
-        those of (seed, step, global row), on any mesh and after a resume, and the same whenever
-        held-out examples are looked at, or rows are packed.
+        The number of an example follows from the step and the row in the global batch: samples
+        depend only on (seed, step, global row), so that they are equal on any mesh, after a resume,
+        for packed rows, and in each evaluation.
         """
         masked = super().collate(rows, draw)
         noise = draw.position_keys(_NOISE, masked["mlm_positions"])
@@ -85,8 +86,8 @@ class ReplacedTokenDetection(MaskedLanguageModel):
         config: TrainConfig,
         key: DropoutKey | None,
     ) -> Sums:
-        """Makes two passes: the generator's, at masked positions, and the encoder's, of the row
-        that it corrupted.
+        """Makes two passes: the generator at the masked positions, and the encoder over the
+        corrupted rows.
         """
         model = config.model
         generated = bert.apply(
@@ -120,8 +121,8 @@ class ReplacedTokenDetection(MaskedLanguageModel):
         return self.sums(outputs, batch)
 
     def sums(self, outputs: dict[str, Any], batch: dict[str, jax.Array]) -> Sums:
-        """Adds up also what precision, recall and AUC are made of; the last from scores in bins,
-        `[K]` for each of the two kinds of token.
+        """Also sums the terms of precision, recall and AUC; the AUC uses histograms of scores,
+        `[K]` for replaced and for original tokens.
         """
         weights, label = batch["rtd_weights"], outputs["is_replaced"].astype(jnp.float32)
         logits = outputs["replaced_logits"]
@@ -165,7 +166,7 @@ class ReplacedTokenDetection(MaskedLanguageModel):
         return math.log(model.vocab_size) + _WEIGHT * math.log(2)
 
     def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:
-        """The generator's last block computes the masked positions, the encoder's every one."""
+        """The generator's last block computes the masked positions, the encoder's all positions."""
         length, read = phase.sequence_length, phase.max_predictions
         generator = model.generator()
         return (
@@ -177,11 +178,11 @@ class ReplacedTokenDetection(MaskedLanguageModel):
 
 
 def corrupt(batch: dict[str, jax.Array], samples_BM: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the original ids with the samples put in, int32 `[B, L]`, and where a sample is not
-    the original, bool `[B, L]`.
+    """Returns the original ids with the samples inserted, int32 `[B, L]`, and where a sample
+    differs from the original, bool `[B, L]`.
 
-    Every predicted position gets a sample, also where the generator saw the original. So no [MASK]
-    is left of the masks, and the targets are all that is needed of the original row.
+    Every predicted position gets a sample, even if the generator saw the original token. Therefore
+    no [MASK] remains, and the original row is not needed except for the targets.
     """
     length = batch["input_ids"].shape[1]
     is_used_BM1 = batch["mlm_weights"][..., None] > 0
@@ -193,8 +194,8 @@ def corrupt(batch: dict[str, jax.Array], samples_BM: jax.Array) -> tuple[jax.Arr
 
 
 def auc(replaced_K: jax.Array, original_K: jax.Array) -> jax.Array:
-    """Returns the chance that a replaced token has a higher score than an original one, from counts
-    by ascending score; scores of one bin count a half. 0.5 where a kind is not there.
+    """Returns the probability that a replaced token has a higher score than an original one, from
+    counts by ascending score; equal bins count one half. 0.5 if either kind is absent.
     """
     count = jnp.sum(replaced_K) * jnp.sum(original_K)
     replaced_K = replaced_K / jnp.maximum(jnp.sum(replaced_K), 1.0)

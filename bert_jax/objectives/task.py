@@ -1,4 +1,4 @@
-"""The objective of fine-tuning: one loss, which follows from the head of the task.
+"""The fine-tuning objective: one loss, determined by the head of the task.
 
 Dims: B batch, L length, C classes, P texts of a row.
 """
@@ -12,7 +12,7 @@ from bert_jax.config import HeadConfig
 from bert_jax.model.losses import Sums, cross_entropy
 from bert_jax.objectives.objective import Objective
 
-# What a part of the head calls its outputs.
+# The name of each head's outputs.
 LOGITS = {
     "sequence_classifier": "sequence_logits",
     "token_classifier": "token_logits",
@@ -21,10 +21,10 @@ LOGITS = {
 
 
 class TaskObjective(Objective):
-    """The mean over the weights of a batch, of whichever loss the task's head has."""
+    """The loss of the task's head, as a mean over the weights of a batch."""
 
     name = "task"
-    # The batch has `labels` and `weights`; a kind of task fills them.
+    # The batch has `labels` and `weights`, filled by the task.
     losses = {"task": 1.0}
     fields = {}
 
@@ -41,11 +41,12 @@ class TaskObjective(Objective):
         return {"task": jnp.maximum(jnp.sum(batch["weights"]), 1.0)}
 
     def sums(self, outputs: dict[str, Any], batch: dict[str, jax.Array]) -> Sums:
-        """Adds up the loss that fits the head: for a class, of a text or of a token, cross-entropy.
+        """Sums the loss of the head: cross-entropy for classes of texts or tokens, squared error
+        for a number (without hits).
 
-        A batch has one text a row, or where it says their positions, P (`data/tasks/packing.py`).
-        A number: the squared error, and no hits. A span: the mean of the cross-entropies of its
-        first and its last token, over the tokens that are no padding; a hit has both right.
+        A batch has one text per row, or P texts with their positions (`data/tasks/packing.py`). The
+        loss of a span is the mean of the cross-entropies of its first and last token, over all
+        tokens without padding; a hit needs both.
         """
         weights, labels = batch["weights"], batch["labels"]
         if "span_logits" in outputs:
@@ -75,5 +76,5 @@ class TaskObjective(Objective):
     def metrics(self, sums: Sums) -> dict[str, Any]:
         count = jnp.maximum(sums["task_count"], 1.0)
         found = {"loss": sums["task_loss"] / count}
-        # There is no accuracy of a number.
+        # Regression has no accuracy.
         return found | ({"accuracy": sums["task_hits"] / count} if self._has_hits else {})

@@ -1,1 +1,1 @@
-"""Trained parameters: loading them from anywhere, importing, exporting, describing them."""
+"""Trained parameters: loading, averaging, exporting, and model cards."""

@@ -19,8 +19,8 @@ from bert_jax.workdir import checkpoint, run_directory
 def average_checkpoints(sources: Sequence[Path | str], output: Path) -> int:
     """Writes the mean of the parameters of several checkpoints as a workdir with one checkpoint.
 
-    Returns the step of that checkpoint: the highest of the sources. The held-out rows and masks of
-    the result are those of the first source. Raises UsageError if the sources have different
+    Returns the step of that checkpoint, the highest of the sources. The validation rows and masks
+    of the result are those in the first source. Raises UsageError if the sources have different
     models or tokenizers.
     """
     name_map.require_free(output)

@@ -1,4 +1,4 @@
-"""Writes any checkpoint as a directory of another system, with a model card."""
+"""Exports any checkpoint as a directory for other libraries, with a model card."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from bert_jax.progress import note
 
 
 def export_warning(config: TrainConfig) -> str:
-    """Returns a line for a run whose model no other system can read; "" for others."""
+    """Returns a note if no third-party library can load a run's model; "" otherwise."""
     why = huggingface.refusal(config.model, config.head.with_parameters())
     return f"note: transformers cannot load this model: {why}" if why else ""
 
@@ -48,8 +48,8 @@ def export_checkpoint(
 ) -> Foreign:
     """Writes any checkpoint as a Hugging Face (`to="hf"`) or TF1 (`to="tf1"`) directory.
 
-    `model_type` is that of the Hugging Face directory; by default the model and its tokenizer
-    decide (`interchange.huggingface.write`). The records of a workdir become a model card
+    `model_type` is the family of the Hugging Face directory, by default chosen from the model and
+    its tokenizer (`interchange.huggingface.write`). The records of a workdir become a model card
     (README.md) with the hub's names of a `license` and of `data_sets`.
 
     With `pooling`, the Hugging Face directory is also one of sentence-transformers, with the
@@ -73,8 +73,8 @@ def export_checkpoint(
             library = "sentence-transformers"
         elif (hub.located(source) / sentence_transformers.MODULES).is_file():
             note(
-                f"{source}: its pooling and what follows it ({sentence_transformers.MODULES}) are "
-                "not exported; give its `pooling`, `normalize` and `length`"
+                f"{source}: pooling and later modules ({sentence_transformers.MODULES}) are not "
+                "exported; set `pooling`, `normalize` and `length`"
             )
         if to == "tf1":
             tf1.write(output, foreign, tokenizer=loaded.tokenizer)
@@ -113,12 +113,12 @@ def export_checkpoint(
 def _recipe(
     config: TrainConfig, pooling: str | None, *, normalize: bool, length: int | None
 ) -> EmbeddingRecipe | None:
-    """Returns how the exported model embeds: as asked for, or as the run learned it; None for
-    another model.
+    """Returns how the exported model embeds, as requested or as the run learned it; None for other
+    models.
     """
     limit = config.model.max_position_embeddings
     if length is not None and length > limit:
-        raise UsageError(f"`length` {length}: the model has {limit} positions")
+        raise UsageError(f"`length` {length}: the model has only {limit} positions")
     steps = (sentence_transformers.NORMALIZE,) * normalize
     if (recipe := sentence_transformers.recipe_of_run(config)) is not None:
         changed = {"length": length, "pooling": pooling, "steps": steps}

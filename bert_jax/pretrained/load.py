@@ -1,4 +1,4 @@
-"""Reads the parameters of a workdir, of one step of a workdir, or of another system's model."""
+"""Reads the parameters of a workdir, of one of its steps, or of a third-party model."""
 
 import dataclasses
 import shlex
@@ -25,7 +25,7 @@ from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir import checkpoint, location, log_reader, recovery
 from bert_jax.workdir.run_directory import CONFIG, TOKENIZER, nearby
 
-# The sections of a run's config that determine its held-out rows and how they are scored.
+# The sections of a run's config that determine its validation rows and metrics.
 SCORED_BY = ("objective", "data", "evaluation", "phases", "compute")
 # The suffix of a workdir that names its best step.
 _BEST = "@best"
@@ -37,12 +37,12 @@ class LoadedCheckpoint:
 
     directory: Path
     step: int
-    # For a foreign model, only `config.model` and `config.head` are meaningful.
+    # For a third-party model, only `config.model` and `config.head` are meaningful.
     config: TrainConfig
-    # A subtree for the encoder and for each of `config.head.parts`.
+    # One subtree for the encoder and one for each of `config.head.parts`.
     params: bert.Params
     tokenizer: Path
-    # Tensors of the heads that were left out on request.
+    # Tensors of incomplete heads that were omitted on request.
     missing: tuple[str, ...] = ()
     # Whether `directory` is a workdir.
     is_run: bool = True
@@ -60,21 +60,22 @@ def load_checkpoint(
     allow_missing_heads: bool = False,
     ignore_unexpected: Sequence[str] = (),
 ) -> LoadedCheckpoint:
-    """Reads a workdir (its newest good step), a step of one, a Hugging Face directory or a TF1 one.
+    """Reads a workdir (its newest good step), a step of one, a Hugging Face or a TF1 directory.
 
     The parameters are placed on `mesh`, by default on all devices. With `allow_missing_heads`,
-    incomplete heads of a foreign model are left out; extra tensors that match `ignore_unexpected`
-    are ignored. A workdir or one of its steps may be in a bucket; `WORKDIR@best` is its best step.
+    incomplete heads of a third-party model are omitted; extra tensors that match
+    `ignore_unexpected` are ignored. A workdir or one of its steps may be in a bucket;
+    `WORKDIR@best` is its best step.
 
     Raises:
-        UsageError: `path` is no checkpoint, or its tensors do not fit its config.
+        UsageError: `path` is not a checkpoint, or its tensors do not fit its config.
         NoUsableCheckpoint: the workdir has no step to read.
     """
     mesh = sharding.make_mesh(fsdp=-1, tensor=1) if mesh is None else mesh
     directory, step = run_of(path)
     if location.is_address(path):
         if not (directory / CONFIG).is_file():
-            raise UsageError(f"`checkpoint` {path}: there is no workdir or step of one")
+            raise UsageError(f"`checkpoint` {path}: no workdir or step of one found there")
         return _load_step(directory, step, mesh)
     path = _existing(directory)
     if step is not None or _is_workdir(path):
@@ -102,10 +103,10 @@ def load_checkpoint(
 
 
 def _read_foreign(path: Path, **options: Any) -> Foreign | None:
-    """Returns the third-party model at `path`, with the directory of its tokenizer; None if there
-    is none.
+    """Returns the third-party model at `path`, with the directory of its tokenizer; None if absent.
 
-    In a directory with both formats, Hugging Face's is read; a TF1 prefix names the other.
+    In a directory with both formats, the Hugging Face model is read; use a TF1 prefix for the
+    other.
     """
     directory = sentence_transformers.encoder_directory(path)
     if huggingface.is_directory(directory):
@@ -120,8 +121,8 @@ def _read_foreign(path: Path, **options: Any) -> Foreign | None:
 def run_of(path: str | Path) -> tuple[Path, int | None]:
     """Returns the workdir and the step that a workdir, a step or `WORKDIR@best` names.
 
-    For a path without a step, returns the path and None; it may be no workdir. For a run in a
-    bucket, returns its local directory.
+    For a path without a step, returns the path, even if it is not a workdir, and None. For a run in
+    a bucket, returns its local directory.
     """
     path = best_of(path)
     if location.is_address(path):
@@ -147,13 +148,13 @@ def best_of(path: str | Path) -> str | Path:
     step = log_reader.best_step(directory, checkpoint.steps(directory))
     if step is None:
         raise UsageError(
-            f"`checkpoint` {path}: there is no best step; the hook best_checkpoint keeps one"
+            f"`checkpoint` {path}: it has no best step; train with the hook best_checkpoint"
         )
     return location.at(workdir).inside(checkpoint.DIRECTORY, str(step))
 
 
 def run_config(path: str | Path) -> TrainConfig | None:
-    """Returns the config of the run in a workdir; None where `path` is no workdir."""
+    """Returns the config of the run in a workdir; None if `path` is not a workdir."""
     directory, _ = run_of(path)
     if not _is_workdir(directory) or not (directory / CONFIG).is_file():
         return None
@@ -169,7 +170,7 @@ def _existing(path: Path) -> Path:
     """Returns the directory or TF1 prefix of a checkpoint; a hub name may be in the hub's cache."""
     found = hub.located(path)
     if (found / MANIFEST).is_file():
-        raise UsageError(f"`checkpoint` {found} is a corpus: name a model that was trained on one")
+        raise UsageError(f"`checkpoint` {found} is a corpus: name a model trained on one")
     if found.is_dir() or tf1.is_checkpoint(found):
         return found
     if advice := hub.pickle_advice(found) * found.is_file():
@@ -178,8 +179,8 @@ def _existing(path: Path) -> Path:
 
 
 def _require_own_tokenizer(path: Path, model: ModelConfig) -> None:
-    """Raises UsageError if the tokenizer cannot be the model's: an id is beyond the embedding,
-    where jax would silently read another row, or padding has another id.
+    """Raises UsageError if the tokenizer cannot belong to the model: if an id exceeds the embedding
+    table, where JAX would silently read another row, or the padding id differs.
     """
     tokenizer = load_tokenizer(path)
     ids, pad = tokenizer.vocab_size, huggingface.declared_pad(path)
@@ -187,12 +188,13 @@ def _require_own_tokenizer(path: Path, model: ModelConfig) -> None:
         raise UsageError(
             f"`checkpoint` {path}: pad_token_id is {pad} in {huggingface.CONFIG}, but "
             f"{tokenizer.special.pad} in its tokenizer ({tokenizer_files.find(path).name}); put "
-            "the right tokenizer beside it"
+            "the right tokenizer into the directory"
         )
     if ids > model.vocab_size:
         raise UsageError(
-            f"`checkpoint` {path}: its tokenizer has {ids} ids, but its model has embeddings for "
-            f"{model.vocab_size} (vocab_size in config.json); put the right tokenizer beside it"
+            f"`checkpoint` {path}: its tokenizer has {ids} ids, but its model has only "
+            f"{model.vocab_size} embeddings (vocab_size in config.json); put the right tokenizer "
+            "into the directory"
         )
 
 
@@ -212,8 +214,8 @@ def _load_step(directory: Path, step: int | None, mesh: Mesh) -> LoadedCheckpoin
 
 
 def foreign_config(foreign: Foreign) -> TrainConfig:
-    """Returns a config around another system's model: one phase of rows of at most 128 tokens,
-    and the objective of the heads that are there.
+    """Returns a config for a third-party model: one phase of rows of at most 128 tokens, and the
+    objective of the heads it has.
     """
     length = min(foreign.model.max_position_embeddings, 128)
     phase = configs.PhaseConfig(
@@ -226,9 +228,9 @@ def foreign_config(foreign: Foreign) -> TrainConfig:
     }
     objective = max(fitting, key=fitting.__getitem__) if fitting else TrainConfig.objective
     data = configs.DataConfig()
-    if foreign.model.type_vocab_size < 2:  # one segment: the model has no sentence pairs
+    if foreign.model.type_vocab_size < 2:  # without a second segment there are no sentence pairs
         objective = "mlm" if objective == TrainConfig.objective else objective
-        data = configs.DataConfig(rows="full_sentences")
+        data = configs.DataConfig(sequence_format="full_sentences")
     return TrainConfig(
         name="imported",
         objective=objective,
@@ -251,7 +253,7 @@ def require_parts(source: LoadedCheckpoint, *parts: str, remedy: str = "") -> No
         has = ", ".join(("encoder", *source.config.head.parts))
         named = " and ".join(_NEEDED_FOR.get(part, f"the {part}") for part in lacking)
         raise UsageError(
-            f"checkpoint {source.directory} has no {named.removeprefix('the ')}: it holds {has}"
+            f"checkpoint {source.directory} has no {named.removeprefix('the ')}, only {has}"
             + (f"; {remedy}" if remedy else "")
         )
 
@@ -259,16 +261,16 @@ def require_parts(source: LoadedCheckpoint, *parts: str, remedy: str = "") -> No
 def with_parts(
     source: LoadedCheckpoint, config: TrainConfig, *, allow_missing_heads: bool = False
 ) -> tuple[bert.Params, tuple[str, ...]]:
-    """Returns the source's parameters with the parts of `config.head`, and the names of the fresh
-    parts.
+    """Returns the source's parameters with the parts of `config.head`, and the names of the parts
+    that were initialized.
 
-    Parts that `config` does not have are left out. Raises UsageError if the source lacks a part,
+    Parts that `config` does not have are omitted. Raises UsageError if the source lacks a part,
     unless `allow_missing_heads` initializes it from the seed.
     """
     wanted = config.head.with_parameters().parts
     fresh = tuple(part for part in wanted if part not in source.params)
     if not allow_missing_heads:
-        remedy = "`allow_missing_heads` begins with fresh ones"
+        remedy = "`allow_missing_heads` initializes them"
         require_parts(source, *wanted, remedy=remedy)
     params = {part: source.params[part] for part in ("encoder", *wanted) if part not in fresh}
     if fresh:

@@ -1,7 +1,8 @@
-"""Writes the model card (README.md) of an exported run: family, data, steps, figures, license.
+"""Writes the model card (README.md) of an exported run: architecture, data, training, metrics,
+license.
 
-Every fact comes from the records of the workdir (config.json, metrics.jsonl, result.json) or from
-the user; a fact without a record is left out. The front matter is that of the Hugging Face Hub.
+All facts come from the records of the workdir (config.json, metrics.jsonl, result.json) or from the
+user; a fact without a record is omitted. The front matter follows the Hugging Face Hub.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from bert_jax.workdir import log_reader, run_directory
 from bert_jax.workdir.run_directory import versions
 
 CARD = "README.md"
-# The last part of a head -> the hub's name of the model's task.
+# The last part of a head -> the hub's name of its task.
 _TASKS = {
     "sequence_classifier": "text-classification",
     "token_classifier": "token-classification",
@@ -37,11 +38,10 @@ def write_model_card(
     license: str | None = None,
     data_sets: Sequence[str] = (),
 ) -> None:
-    """Writes `directory`/README.md for the model that `workdir` has at `step`.
+    """Writes `directory`/README.md for the model of `workdir` at `step`.
 
-    `library` is the hub's name of the library that loads the files, `model_type` the family that
-    was written, and `license` and `data_sets` are names of the hub; data sets that the records
-    name are added.
+    `library` is the hub's name of the library that loads the files, `model_type` the written
+    family, and `license` and `data_sets` are hub names; data sets in the records are added.
     """
     from huggingface_hub import ModelCardData  # takes half a second to import
 
@@ -56,7 +56,7 @@ def write_model_card(
         datasets=[*dict.fromkeys([*named, *data_sets])] or None,
         tags=[model_type, "bert-jax"],
         language=corpus.get("language"),
-        base_model=hub.name_of(stored.get("init_from")),  # a local path means nothing to a reader
+        base_model=hub.name_of(stored.get("init_from")),  # not for local paths
         pipeline_tag="sentence-similarity" if library == "sentence-transformers" else purpose,
     )
     how = f"fine-tuned on {task.get('name')}" if task else "pre-trained"
@@ -65,13 +65,13 @@ def write_model_card(
     sections = [
         f"---\n{front.to_yaml()}\n---",
         f"# {config.name}",
-        f"An encoder of the family {model_type}, {how} with bert-jax {versions()['bert-jax']}: "
+        f"A {model_type} encoder, {how} with bert-jax {versions()['bert-jax']}: "
         f"{model.num_hidden_layers} layers of width {model.hidden_size}, {parameters:,} "
-        f"parameters, parts {', '.join(('encoder', *config.head.parts))}.",
+        f"parameters. Modules: {', '.join(('encoder', *config.head.parts))}.",
         "## Data\n\n" + ("\n".join(_data(stored, sources)) or "Not recorded."),
         "## Training\n\n" + _steps(config, step),
         *_figures(workdir, config, stored, step),
-        f"## License\n\n{license or 'Not stated: whoever publishes this model has to add it.'}",
+        f"## License\n\n{license or 'Not stated. Add a license before you publish this model.'}",
     ]
     (directory / CARD).write_text("\n\n".join(sections) + "\n", encoding="utf-8")
 
@@ -91,7 +91,7 @@ def _data(stored: dict[str, Any], sources: Sequence[str]) -> Iterator[str]:
 
 
 def _name(source: str) -> str:
-    """Returns the name of a checkpoint without its place: a step keeps its workdir's name."""
+    """Returns the name of a checkpoint without its directory: a step keeps its workdir's name."""
     path = Path(source)
     return f"{path.parents[1].name}/{path.name}" if path.name.isdecimal() else path.name
 
@@ -101,14 +101,14 @@ def _steps(config: TrainConfig, step: int) -> str:
         (number, f"{phase.steps:,}", phase.global_batch_size, phase.sequence_length)
         for number, phase in enumerate(config.phases)
     ]
-    table = markdown_table(("phase", "steps", "rows per step", "tokens per row"), phases)
+    table = markdown_table(("phase", "steps", "sequences per step", "tokens per sequence"), phases)
     return f"Step {step:,} of {config.total_steps:,}, seed {config.seed}.\n\n{table}"
 
 
 def _figures(
     workdir: Path, config: TrainConfig, stored: dict[str, Any], step: int
 ) -> Iterator[str]:
-    """Yields the scores of a fine-tuned model, or the held-out figures of a pre-trained one."""
+    """Yields the scores of a fine-tuned model, or the validation metrics of a pre-trained one."""
     result, task = run_directory.result_of(workdir), stored.get("task")
     if result.get("scores") and result.get("steps") == step:
         rows = [
@@ -118,10 +118,10 @@ def _figures(
         ]
         yield "## Scores\n\n" + markdown_table(("split", "metric", "value"), rows)
         if result.get("diverged"):
-            yield "This run diverged: it is no better than one answer for all rows."
+            yield "This run diverged: it predicts the same answer for all examples."
         return
     held_out = [r for r in log_reader.read_rows(workdir) if r.get("split") and r["step"] <= step]
-    curve = [row for row in held_out if "/" not in row["split"]]  # without those of single sources
+    curve = [row for row in held_out if "/" not in row["split"]]  # without single sources
     if not curve:
         return
     if task:
@@ -130,14 +130,14 @@ def _figures(
         figures = OBJECTIVES[config.objective].figures
         figures = [figure for figure in figures if figure.name in curve[-1]]
         names, headings = [f.name for f in figures], [f.heading for f in figures]
-    else:  # an objective that a file of the user's registers
+    else:  # a custom objective
         names = headings = ["loss"]
     last = curve[-1]
     rows = [(heading, f"{last[n]:.4g}") for heading, n in zip(headings, names, strict=True)]
-    text = f"Step {last['step']:,}.\n\n" + markdown_table(("figure", "value"), rows)
+    text = f"Step {last['step']:,}.\n\n" + markdown_table(("metric", "value"), rows)
     if (entropy := run_directory.entropy_of(stored, held_out)) is not None:
-        text += f"\n\nThe corpus unigram entropy is {entropy:.3f} nats."
-    yield f"## Held-out figures\n\n{text}"
+        text += f"\n\nThe unigram entropy of the corpus is {entropy:.3f} nats."
+    yield f"## Validation metrics\n\n{text}"
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

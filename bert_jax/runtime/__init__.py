@@ -1,1 +1,1 @@
-"""Processes: how they meet and stop, and what ends one that hangs."""
+"""Processes of a run: connection, signals, network failures, and the watchdog."""

@@ -1,7 +1,7 @@
-"""Several processes of one run: how they connect, agree, and prove that they run the same program.
+"""Several processes of one run: how they connect, agree, and verify that they run the same program.
 
-Every process runs the same program on its own part of each batch. Process 0 writes the logs. All
-processes write checkpoints, through orbax, to a workdir that all of them see.
+Every process runs the same program on its part of each batch. Process 0 writes the logs. All
+processes write checkpoints, through Orbax, to a workdir that all of them can access.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from bert_jax.errors import BertJaxError, UsageError, with_exit_code
 from bert_jax.runtime import network
 
 _T = TypeVar("_T")
-# Seconds. A pod's hosts come up minutes apart, and a cold start compiles for minutes.
+# In seconds. The hosts of a pod may start minutes apart, and a cold start compiles for minutes.
 _INITIALIZATION_TIMEOUT = 1800
 _HEARTBEAT_TIMEOUT = 100
 _NO_CLUSTER = (
-    "`distributed`: no cluster was found here ({}); it knows Cloud TPU, GKE and Slurm. Elsewhere "
+    "`distributed`: no cluster detected ({}); Cloud TPU, GKE and Slurm are supported. Elsewhere "
     "use `coordinator`, `num_processes` and `process_id`"
 )
 
@@ -41,29 +41,29 @@ class Connection:
         given = [self.coordinator, self.num_processes, self.process_id]
         if self.detect and any(value is not None for value in given):
             raise UsageError(
-                "`distributed` finds the processes itself; leave out either it or `coordinator`, "
+                "`distributed` detects the processes itself; remove it, or remove `coordinator`, "
                 "`num_processes` and `process_id`"
             )
         if any(value is not None for value in given) and any(value is None for value in given):
-            raise UsageError("`coordinator`, `num_processes` and `process_id` come together")
+            raise UsageError("set all of `coordinator`, `num_processes` and `process_id`")
         if self.num_processes is not None and self.process_id is not None:
             if self.num_processes < 1 or not 0 <= self.process_id < self.num_processes:
                 raise UsageError(
                     f"`process_id` {self.process_id}: with `num_processes` {self.num_processes} "
-                    f"it lies between 0 and {self.num_processes - 1}"
+                    f"it must be from 0 to {self.num_processes - 1}"
                 )
             if not (self.coordinator or "").rpartition(":")[2].isdigit():
-                raise UsageError(f"`coordinator` {self.coordinator}: write it as HOST:PORT")
+                raise UsageError(f"`coordinator` {self.coordinator}: must be HOST:PORT")
         return self
 
     def resolved(self) -> "Connection":
-        """Returns the address, number and count that jax detects on Cloud TPU, GKE or Slurm.
+        """Returns the address, count and process id that JAX detects on Cloud TPU, GKE or Slurm.
 
         Raises UsageError if it detects none.
         """
         if not self.detect:
             return self
-        # jax has no public name for it (0.10.2 to 0.12).
+        # JAX has no public name for it (0.10.2 to 0.12).
         from jax._src.clusters import ClusterEnv
 
         found = ClusterEnv.auto_detect_unset_distributed_params(
@@ -71,23 +71,23 @@ class Connection:
         )
         address, number, rank = found[:3]
         if address is None or number is None or rank is None:
-            raise UsageError(_NO_CLUSTER.format("nothing here tells of one"))
+            raise UsageError(_NO_CLUSTER.format("no environment variable or metadata names one"))
         return Connection(coordinator=address, num_processes=number, process_id=rank)
 
     def connect(self, *, seconds: float = _INITIALIZATION_TIMEOUT) -> None:
-        """Waits for all processes. Does nothing for the only process of a run.
+        """Waits for all processes. Does nothing for a single process.
 
-        jax ends this process if the others are not there after `seconds`. Raises UsageError if
-        no cluster is found, Unreachable if the metadata server of the cluster does not answer.
+        JAX ends this process if the others are missing after `seconds`. Raises UsageError if no
+        cluster is found, Unreachable if the metadata server of the cluster does not answer.
         """
         if not self.detect and self.coordinator is None:
             return
-        # Between processes on CPUs, jax's collectives go through gloo.
+        # Between processes on CPUs, JAX's collectives use gloo.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         try:
             # Retries while the metadata server does not answer.
             network.retrying(
-                lambda: self._initialize(seconds), name="what tells of the other processes"
+                lambda: self._initialize(seconds), name="the server that lists the other processes"
             )
         except ValueError as error:
             raise UsageError(_NO_CLUSTER.format(error)) from error
@@ -103,7 +103,7 @@ class Connection:
 
 
 def disconnect() -> None:
-    """Disconnects after the others: a process that only exits ends them as well."""
+    """Disconnects after the others: a process that exits without this would end them as well."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
 
@@ -122,13 +122,13 @@ def _gather(values: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def barrier() -> None:
-    """Returns when every process has come here. Used around what only process 0 writes."""
+    """Returns once every process has called it. Used around writes of process 0."""
     if jax.process_count() > 1:
         _gather([0])
 
 
 def everywhere(error: BertJaxError) -> BertJaxError:
-    """Marks an error that every process raises at the same place, so that they end together."""
+    """Marks an error that every process raises at the same point, so that they end together."""
     error.is_everywhere = True
     return error
 
@@ -136,8 +136,8 @@ def everywhere(error: BertJaxError) -> BertJaxError:
 def assert_same_program(known: Callable[[], Mapping[str, str]]) -> None:
     """Raises UsageError, in every process, if a fact differs between them.
 
-    Processes that run different programs would wait for each other in different collectives. The
-    error names the rank and the fact.
+    Different programs would wait for each other in different collectives. The error names the rank
+    and the fact.
     """
     if jax.process_count() == 1:
         return
@@ -177,23 +177,25 @@ def broadcast_from_main(decide: Callable[[], int | None]) -> int | None:
     if problem is not None:
         raise everywhere(problem)
     if kind == 2:
-        error = with_exit_code(int(number), "process 0 has failed; its message has the reason")
+        error = with_exit_code(int(number), "process 0 failed; see its message for the reason")
         raise everywhere(error)
     return int(number) if kind == 1 else None
 
 
 def of_main(values: Sequence[int]) -> list[int]:
-    """Returns the values of process 0, in every process. All of them ask, at the same place."""
+    """Returns the values of process 0, in every process. All processes must call it at the same
+    point.
+    """
     return list(values) if jax.process_count() == 1 else _gather(values)[0].tolist()
 
 
 def largest(number: int) -> int:
-    """Returns the largest number of all processes. All of them ask, at the same place."""
+    """Returns the largest number of all processes. All processes must call it at the same point."""
     return number if jax.process_count() == 1 else int(_gather([number]).max())
 
 
 def smallest(size: int | None) -> int | None:
-    """Returns the smallest size in bytes of all processes, to the MiB; None if one has None."""
+    """Returns the smallest size in bytes of all processes, rounded to MiB; None if any has None."""
     if jax.process_count() == 1:
         return size
     least = int(_gather([-1 if size is None else size >> 20]).min())
@@ -201,10 +203,9 @@ def smallest(size: int | None) -> int | None:
 
 
 def exchange(name: str, text: str, *, seconds: float) -> list[str]:
-    """Returns the text of every process under a name that is used once, in the order of their
-    numbers.
+    """Returns the texts of all processes, by rank, under a name that is used once.
 
-    Waits for all, without a device. Raises jax's JaxRuntimeError if one gives none in time.
+    Waits for all, without using devices. Raises JAX's JaxRuntimeError if one is missing in time.
     """
     if not jax.distributed.is_initialized():
         return [text]
@@ -222,7 +223,7 @@ _endings = itertools.count()
 def all_end() -> bool:
     """Returns whether every process reaches the end of its run within 20 seconds.
 
-    A process that does not may wait for this one in a step: a collective would never return.
+    A process that does not may wait for this one in a collective that would never return.
     """
     try:
         exchange(f"end-{next(_endings)}", "", seconds=20.0)
@@ -232,7 +233,7 @@ def all_end() -> bool:
 
 
 def _client() -> Any:
-    # jax has no public name for its key-value store (0.10.2 to 0.12).
+    # JAX has no public name for its key-value store (0.10.2 to 0.12).
     from jax._src import distributed
 
     return distributed.global_state.client
@@ -242,9 +243,9 @@ _LEAVE = "bert-jax/leave/"
 
 
 def any_preempted(is_leaving: bool) -> bool:
-    """Returns whether any process received a signal while the processes met.
+    """Returns whether any process received a signal while the processes connected.
 
-    Every process asks once, right after they have met.
+    Every process calls it once, right after connecting.
     """
     if not jax.distributed.is_initialized():
         return is_leaving

@@ -1,4 +1,4 @@
-"""Keeps memory that XLA's CPU backend frees: to get it back takes as long as the step itself."""
+"""Keeps memory that XLA's CPU backend frees: reallocation can take as long as the step itself."""
 
 import ctypes
 import os
@@ -21,21 +21,21 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def computes_on_cpu() -> bool:
-    """Returns whether jax will use the CPU, found without importing it."""
+    """Returns whether JAX will use the CPU, without importing it."""
     if "JAX_PLATFORMS" in os.environ:
         return os.environ["JAX_PLATFORMS"] == "cpu"
     return not any(any(Path("/dev").glob(pattern)) for pattern in _ACCELERATORS)
 
 
 def keep_freed_memory() -> bool:
-    """Makes glibc keep freed memory; returns True if it could be set.
+    """Makes glibc keep freed memory; returns True if this succeeded.
 
-    Call it before jax is imported: a thread that has its own arena keeps it.
+    Call it before JAX is imported: threads keep an arena that they already have.
 
     XLA's CPU backend allocates the temporaries of each step. By default glibc maps and unmaps them,
-    and every page is faulted in and zeroed again: 15 million faults in 300 steps of the demo. With
-    one arena, no separate mapping for large blocks and no trimming, the pages stay
-    (docs/benchmarks.md, "Memory of the host").
+    so that every page faults and is zeroed again: 15 million faults in 300 steps of the demo. With
+    one arena, no separate mapping for large blocks and no trimming, the pages remain mapped
+    (benchmarks/results/host-memory.md).
     """
     return _set((_ARENA_MAX, 1), (_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _PAD))
 
@@ -44,7 +44,7 @@ def map_large_blocks() -> None:
     """Makes glibc map blocks of 32 MiB and more again, and unmap them when they are freed.
 
     Call it if a step needs a large part of the memory: kept blocks are fragmented, and the process
-    would grow to about twice what it uses.
+    would grow to about twice its working set.
     """
     _set((_MMAP_THRESHOLD, _LARGE), (_MMAP_MAX, _MAPPINGS))
 
@@ -57,7 +57,7 @@ def kept_bytes() -> int:
         return 0
     mallinfo2.restype = _Mallinfo2
     sizes = mallinfo2().sizes
-    # The pad at the top may not have been touched yet: it does not count as used memory.
+    # The pad at the top may be untouched, so that it does not count as used memory.
     return sizes[_FREE] - min(sizes[_TOP], _PAD)
 
 

@@ -1,4 +1,4 @@
-"""Separates failures of the network from all others, and repeats a request until it is answered.
+"""Distinguishes network failures from other errors, and retries requests.
 
 A request that fails because of the network is no evidence of a damaged file. The libraries that
 send requests (gcsfs, aiohttp, requests, httpx, google-auth, botocore, tensorstore) share no base
@@ -16,19 +16,19 @@ from bert_jax.errors import StorageFailed, Unreachable
 from bert_jax.progress import note
 
 _T = TypeVar("_T")
-# Seconds for which a request is repeated. A restart of the machine takes one or two minutes, and
-# should not be repeated as long as the cloud is away.
+# Seconds of retries. A restart of the machine takes one or two minutes, and should not be repeated
+# during an outage of the cloud.
 PATIENCE = 600.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 
-# ESTALE: the server of a network file system was away.
+# ESTALE: the server of a network file system was unavailable.
 _ERRNOS = {
     *(errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ESTALE),
     *(errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET),
 }
-# HTTP statuses that ask for another try.
+# HTTP statuses that ask for a retry.
 _STATUSES = {408, 429, 500, 502, 503, 504}
-# Classes by package and name: to import them takes seconds, and some are not installed.
+# Classes by package and name: imports take seconds, and some packages may not be installed.
 _CLASSES = re.compile(
     r"aiohttp\.(ClientConnectionError|ClientPayloadError)"
     r"|requests\.(ConnectionError|Timeout|ChunkedEncodingError)"
@@ -37,23 +37,23 @@ _CLASSES = re.compile(
     r"|botocore\.(ConnectionError|HTTPClientError)"
     r"|google\.TransportError|gcsfs\.ChecksumError"
 )
-# The beginning of a ValueError of tensorstore, its only class, for what may pass.
+# Start of the ValueErrors (tensorstore's only class) that are transient.
 _TENSORSTORE = re.compile(r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED): |retry attempts failed")
 _CERTIFICATE = "; check the clock of this machine and the certificates it trusts (SSL_CERT_FILE)"
 
 
 def is_transient(error: BaseException) -> bool:
-    """Returns whether an error is a failure of the network: the same request may succeed later.
+    """Returns whether an error is a network failure: the same request may succeed later.
 
-    Where a server answered, its HTTP status decides. A certificate that is not accepted (expired,
-    self-signed, of another host) and an address that is not valid are no failures of the network.
+    If a server answered, its HTTP status decides. A rejected certificate (expired, self-signed, of
+    another host) and an invalid address are permanent errors.
     """
     names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
     if _is_of_certificate(error) or "huggingface_hub.OfflineModeIsEnabled" in names:
         return False
     if (status := _status(error)) is not None:
         return status in _STATUSES
-    # Of urllib and urllib3; and of google-auth, where none is there for revoked credentials.
+    # Of urllib and urllib3; google-auth raises it without a cause for revoked credentials.
     is_refresh = "google.RefreshError" in names
     cause = error.__cause__ if is_refresh else getattr(error, "reason", None)
     if isinstance(cause, Exception):
@@ -67,7 +67,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """Returns the HTTP status of the answer that an error reports; None where there was none."""
+    """Returns the HTTP status that an error reports; None if it reports none."""
     # aiohttp has it itself, requests, httpx and huggingface_hub in a response, google-auth in an
     # argument; gcsfs and urllib call it code.
     holders = (error, getattr(error, "response", None), *error.args)
@@ -79,8 +79,8 @@ def _status(error: BaseException) -> int | None:
 
 
 def _is_of_certificate(error: BaseException | None) -> bool:
-    """Returns whether an error is, or was raised from, the refusal of a certificate."""
-    import ssl  # not at the start of every command: it takes as long as this whole module
+    """Returns whether an error is, or was raised from, a rejected certificate."""
+    import ssl  # imported late, because it takes as long as this whole module
 
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
@@ -88,9 +88,9 @@ def _is_of_certificate(error: BaseException | None) -> bool:
 
 
 def retrying(call: Callable[[], _T], *, name: str, patience: float | None = None) -> _T:
-    """Returns what `call` returns, retrying while the network fails.
+    """Returns the result of `call`, retrying while the network fails.
 
-    `name` names in messages what does not answer. Raises Unreachable after `patience` seconds
+    `name` names the unavailable service in messages. Raises Unreachable after `patience` seconds
     (default: PATIENCE), and other errors unchanged.
     """
     ends = time.monotonic() + (PATIENCE if patience is None else patience)
@@ -111,21 +111,21 @@ def retrying(call: Callable[[], _T], *, name: str, patience: float | None = None
 
 
 def failure_of(error: BaseException) -> StorageFailed | Unreachable | None:
-    """Returns the error to end with where no place is known; None for other kinds of errors."""
+    """Returns the final error if the service is unknown; None for other kinds of errors."""
     if is_transient(error):
-        return Unreachable(f"{described(error)}: the network fails; try again later")
+        return Unreachable(f"{described(error)}: network failure; try again later")
     return StorageFailed(described(error)) if _is_of_certificate(error) else None
 
 
 def unreachable(name: str, error: BaseException) -> Unreachable:
-    """Returns the error to end with."""
+    """Returns the final error for a service that does not answer."""
     return Unreachable(
-        f"{name} does not answer: {described(error)}. Nothing that is stored is harmed; the same "
-        "command resumes once the network is back"
+        f"{name} does not answer: {described(error)}. Stored files are intact; run the same "
+        "command again to resume once the network is back"
     )
 
 
 def described(error: BaseException) -> str:
-    """Returns an error as one line; many errors of the network have no text."""
+    """Returns an error as one line; many network errors have no text."""
     first = (str(error).strip().splitlines() or [""])[0][:300] or type(error).__name__
     return first + _CERTIFICATE if _is_of_certificate(error) else first

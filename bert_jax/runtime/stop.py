@@ -1,8 +1,8 @@
-"""Signals that ask a process to end: Ctrl-C, SIGTERM, and SIGHUP from a terminal that closes.
+"""Signals that ask a process to end: Ctrl-C, SIGTERM, and SIGHUP from a closed terminal.
 
-A handler sets a flag, and a run that has something to save asks for it between steps. With several
-processes, jax's coordination service names the step at which all of them save. A process that has
-nothing to save ends at once. Python runs handlers between two instructions of the main thread.
+A handler sets a flag, which a run checks between steps if it has state to save. With several
+processes, JAX's coordination service determines the step at which all of them save. A process
+without unsaved state ends at once. Python runs handlers between instructions of the main thread.
 """
 
 import itertools
@@ -22,11 +22,11 @@ from bert_jax.runtime import host_allocator
 _T = TypeVar("_T")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WORDS = {signal.SIGTERM: "received SIGTERM", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
-_NOTHING = "no step is under way, so nothing is lost; run the same command again"
+_NOTHING = "no step has run yet, so nothing is lost; run the same command again"
 _POLL_SECONDS = 0.1
-# Seconds for the cleanup of a command, and for a process that got a signal to meet the others.
+# Seconds for the cleanup of a command, and for an interrupted process to connect to the others.
 _CLEANUP_SECONDS, _MEETING_SECONDS = 1.0, 20.0
-# Shared by all runs of a process: jax expects numbers that increase in all processes.
+# Shared by all runs of a process: JAX expects increasing numbers that agree in all processes.
 _questions = itertools.count(1)
 
 
@@ -36,7 +36,7 @@ def word_of(number: int) -> str:
 
 
 def error_of(number: int) -> type[Preempted]:
-    """Returns the error, and so the exit code, of a process that a signal ends."""
+    """Returns the error, and thereby the exit code, of a process that a signal ends."""
     return Interrupted if number == signal.SIGINT else Preempted
 
 
@@ -47,10 +47,11 @@ def _leave_after(seconds: float, act: Callable[..., Any], *arguments: Any) -> No
 
 
 class Signals:
-    """Calls `act` with the number of each signal that comes inside the block.
+    """Calls `act` with the number of each signal that arrives inside the block.
 
-    A process that was started to ignore Ctrl-C or SIGHUP (nohup, a shell's background) still
-    ignores them. Does nothing outside of the main thread, which alone can set handlers.
+    Signals that the process was started to ignore (SIGINT or SIGHUP with nohup or in a shell's
+    background) stay ignored. Does nothing outside of the main thread, because only that one can set
+    handlers.
     """
 
     def __init__(self, numbers: Sequence[int], act: Callable[[int], None]):
@@ -70,14 +71,14 @@ class Signals:
 
 
 class Ending:
-    """Ends a command that has nothing to save, with one line.
+    """Ends a command without unsaved state, with one line.
 
-    The main thread is interrupted, so that it can clean up; errors of that interruption are not
-    shown. After a second, or a second signal, the process ends as it is.
+    The main thread is interrupted to clean up; errors of that interruption are not shown. After one
+    second, or a second signal, the process ends at once.
     """
 
     def __init__(self) -> None:
-        # The name of the command and what it leaves; no line is written before they are known.
+        # The command's name and the state of its output; no line is written until both are known.
         self.name, self.kept = "", ""
         # The exit code, once a signal has come.
         self.code: int | None = None
@@ -103,10 +104,10 @@ class Ending:
 
 
 class Start:
-    """Starts a command that trains. Active before anything heavy is imported.
+    """Starts a command that trains. Active before the first slow import.
 
-    A signal ends the process. A process that has others meets them first, so that all of them end;
-    after that, jax tells the others, and all of them end after a step.
+    A signal ends the process. With several processes it first connects to the others; then JAX
+    informs them, and all of them end after a step.
     """
 
     def __init__(self, name: str, **found: Any):
@@ -131,7 +132,7 @@ class Start:
         from bert_jax.runtime import distributed
 
         connection = distributed.Connection(**self._found).validate()
-        # In a thread: no handler runs in a main thread that waits in C++.
+        # In a thread, because no handler runs while the main thread waits in C++.
         with ThreadPoolExecutor(max_workers=1) as waiting:
             waiting.submit(connection.connect).result()
         self._is_connected = True
@@ -139,7 +140,7 @@ class Start:
             kind = Preempted if self._received is None else error_of(self._received)
             raise kind(f"received a signal to stop; {_NOTHING}")
         self._have_met = True
-        if self._received is not None:  # it came too late for `any_preempted`
+        if self._received is not None:  # it arrived too late for `any_preempted`
             os.kill(os.getpid(), signal.SIGTERM)
         if not distributed.is_main():
             progress.silence()
@@ -150,10 +151,10 @@ class Start:
             return
         from bert_jax.runtime import distributed
 
-        # The coordination service of jax is a thread of process 0. If process 0 leaves first,
-        # jaxlib aborts the others with 134 while they still write their errors ("Terminating
-        # process because the JAX distributed service detected fatal errors"). After an error that
-        # not all processes raise, the others may be gone, and waiting for them would be in vain.
+        # The coordination service of JAX is a thread of process 0. If process 0 exits first, jaxlib
+        # aborts the others with 134 while they still write their errors ("Terminating process
+        # because the JAX distributed service detected fatal errors"). After an error that only some
+        # processes raise, the others may be gone, so that waiting would be useless.
         is_agreed = error is None or isinstance(error, Preempted)
         if is_agreed or (getattr(error, "is_everywhere", False) and distributed.all_end()):
             distributed.disconnect()
@@ -162,14 +163,14 @@ class Start:
         is_again, code = self._received is not None, error_of(number).exit_code
         if not self._has_others or (is_again and number == signal.SIGINT):
             say(f"{self._name}: {word_of(number)}; {_NOTHING}")
-            leave(code)  # no exception: an import in progress may catch it
+            leave(code)  # not an exception, which an import in progress may catch
         elif not is_again:
             self._received = number
             if self._have_met:
                 what = "all processes save and end after their next step"
-                os.kill(os.getpid(), signal.SIGTERM)  # jax tells the others
+                os.kill(os.getpid(), signal.SIGTERM)  # JAX informs the others
             else:
-                what = "exits once all processes have met"
+                what = "exits once all processes are connected"
                 _leave_after(_MEETING_SECONDS, lambda: self._have_met or os._exit(code))
             say(f"{self._name}: {word_of(number)}; {what}")
 
@@ -177,12 +178,12 @@ class Start:
 class Preemption:
     """The signals of a run. A second Ctrl-C ends the process at once.
 
-    A spot machine gets SIGTERM about 30 seconds before it is taken away. With several processes any
+    A spot machine gets SIGTERM about 30 seconds before it is stopped. With several processes, any
     of them may get it.
     """
 
     def __init__(self) -> None:
-        # The current activity, and a sentence about the saved step: for messages.
+        # The current activity, and a clause about the saved step, for messages.
         self.doing: Callable[[], str] = lambda: "the current step"
         self.kept: Callable[[], str] = lambda: "nothing is lost; run the same command again"
         # Whether the process may end at once, because there is no new step to save.
@@ -193,7 +194,7 @@ class Preemption:
     def __enter__(self) -> Self:
         import jax
 
-        # Where processes are connected, jax handles SIGTERM.
+        # If processes are connected, JAX handles SIGTERM.
         self._is_alone = not jax.distributed.is_initialized()
         numbers = ENDING if self._is_alone else (signal.SIGINT, signal.SIGHUP)
         self._signals = Signals(numbers, self._act).__enter__()
@@ -208,24 +209,24 @@ class Preemption:
             self._number = number
         if not is_first:
             if number == before == signal.SIGINT:
-                say(f"interrupted again: ends without saving; {self.kept()}")
+                say(f"interrupted again: ending without saving; {self.kept()}")
                 leave(Interrupted.exit_code)
             return
         if not self._is_alone:
-            os.kill(os.getpid(), signal.SIGTERM)  # jax tells the others
+            os.kill(os.getpid(), signal.SIGTERM)  # JAX informs the others
         elif self.is_idle:
             say(f"{word_of(number)}; {self.kept()}")
             leave(error_of(number).exit_code)
         self._is_received = self._is_alone
         again = "again" if number == signal.SIGINT else "twice"
         say(
-            f"{word_of(number)}: saves and ends after this: {self.doing()}; Ctrl-C {again} ends at "
+            f"{word_of(number)}: saving and ending after {self.doing()}; Ctrl-C {again} ends at "
             "once, without saving"
         )
 
     def requested(self) -> bool:
-        """Returns whether to save and stop now. All processes ask equally often, at the same
-        places.
+        """Returns whether to save and stop now. All processes must call it equally often, at the
+        same points.
         """
         if not self._is_alone:
             from jax.experimental import multihost_utils
@@ -240,14 +241,14 @@ class Preemption:
         return error_of(number)(f"{word_of(number)}; {self.kept()}")
 
     def wait(self, work: Future[_T]) -> _T:
-        """Returns the result of `work`. Raises Preempted in the only process of a run if a signal
-        comes first. With others, it waits: all processes are asked after a step.
+        """Returns the result of `work`. In a single process, raises Preempted if a signal arrives
+        first. Otherwise it waits: signals are handled after a step, in all processes.
         """
         while True:
             try:
                 return work.result(timeout=_POLL_SECONDS)
             except TimeoutError:
-                # The work may have ended since, or with a TimeoutError.
+                # The work may have ended since, or have failed with a TimeoutError.
                 if work.done():
                     return work.result()
                 if self._is_received and self._is_alone:

@@ -1,9 +1,9 @@
 """Ends a process that hangs, and reports what it was doing and where.
 
-jax notices a peer that died, but not one that sleeps. So the loop reports what it does
+JAX detects a peer that died, but not one that hangs. Therefore the loop reports its progress
 (`watchdog.at("step 12")`). A thread that sees no report for `deadline_seconds` prints all stacks
-and ends the process with 200, which a supervisor restarts. If no Python code runs (a held GIL), the
-C thread of faulthandler ends the process five seconds later.
+and ends the process with 200, so that a supervisor restarts it. If no Python code runs (a held
+GIL), the C thread of faulthandler ends the process five seconds later.
 """
 
 import faulthandler
@@ -19,10 +19,10 @@ import jax
 from bert_jax.progress import say
 
 HANG = 200
-# The descriptor: an object in place of sys.stderr, in a notebook or a test, may have none.
+# The file descriptor: a replaced sys.stderr, in a notebook or a test, may have none.
 _STDERR = 2
 _BACKSTOP_SECONDS = 5.0
-# Deadlines for work that cannot report its progress, such as a compilation.
+# Multiples of the deadline for work that cannot report its progress, such as compilation.
 COMPILE_PATIENCE = 4.0
 
 
@@ -57,7 +57,7 @@ class Watchdog:
         now, limit = time.monotonic(), patience * self._deadline
         is_longer = limit != self._doing[2]
         self._doing = (what, now, limit)
-        # Arming takes tens of microseconds: not at each step.
+        # Arming takes tens of microseconds, too long for every step.
         if is_longer or now - self._armed_at > min(1.0, self._deadline / 10):
             self._armed_at = now
             faulthandler.dump_traceback_later(limit + _BACKSTOP_SECONDS, exit=True, file=_STDERR)
@@ -87,7 +87,7 @@ class Watchdog:
 
 
 def _place(frame: types.FrameType | None) -> str:
-    """Returns the innermost line of this package, and the line that it waits in."""
+    """Returns the innermost line of this package, and the innermost line of all."""
     if frame is None:
         return "an unknown line"
     ours: types.FrameType | None = frame

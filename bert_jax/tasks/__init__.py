@@ -1,1 +1,1 @@
-"""The uses of a trained encoder: fine-tuning, prediction, vectors, filled words."""
+"""Fine-tuning tasks: their data, training, scores and predictions."""

@@ -1,6 +1,6 @@
-"""One run of fine-tuning: the head, rows and scores of a task for the loop of training/run.py.
+"""One fine-tuning run: the head, rows and scores of a task for the loop in training/run.py.
 
-The loop, the step, checkpoints and logs are those of pre-training. A run is a function of config,
+Loop, step, checkpoints and logs are shared with pre-training. A run is a function of config,
 settings, rows and initial parameters.
 """
 
@@ -51,9 +51,9 @@ from bert_jax.workdir import checkpoint, location, log_reader, run_directory
 from bert_jax.workdir.location import Guard, Location
 from bert_jax.workdir.run_directory import is_same_place
 
-# The fields of `Settings` that a config does not have; a run's config.json has them as `recipe`.
+# The fields of `Settings` that are not in the config; config.json of a run stores them as `recipe`.
 RECIPE = ("epochs", "layer_decay", "freeze_layers")
-# Batches of a run among which the largest is looked for: they have at most eight sizes.
+# Number of batches that are searched for the largest one: batches have at most eight sizes.
 _BATCHES_LOOKED_AT = 16
 
 
@@ -83,11 +83,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name, least in (("seeds", 1), ("batch_size", 1), ("restarts", 0), ("freeze_layers", 0)):
             if (value := getattr(self, name)) < least:
-                raise UsageError(f"`{name}` {value}: it must be at least {least}")
+                raise UsageError(f"`{name}` {value}: must be at least {least}")
         if not (self.epochs > 0 and math.isfinite(self.epochs)):
-            raise UsageError(f"`epochs` {self.epochs}: it must be positive")
+            raise UsageError(f"`epochs` {self.epochs}: must be positive")
         if not 0 < self.layer_decay <= 1:
-            raise UsageError(f"`layer_decay` {self.layer_decay}: it must be above 0 and at most 1")
+            raise UsageError(f"`layer_decay` {self.layer_decay}: must be above 0 and at most 1")
 
 
 def train(
@@ -100,11 +100,11 @@ def train(
     mesh: Mesh,
     guard: Guard | None = None,
 ) -> dict[str, Any]:
-    """Starts, resumes or only reports the run in `path`; returns the content of its `result.json`.
+    """Starts, resumes or reports the run in `path`; returns the content of its `result.json`.
 
-    The encoder of `source` is used, and its pooler where the head has one; the head is initialized
-    from the seed. `path` may be in a bucket. `guard` is that of the workdir (workdir/lock.py). A
-    run whose updates or outputs are not finite ends as diverged, without scores.
+    The encoder of `source` is used, and its pooler if the head has one; the head is initialized
+    from the seed. `path` may be in a bucket. `guard` holds the lock of the workdir
+    (workdir/lock.py). A run with non-finite updates or outputs ends as diverged, without scores.
 
     Raises ResumeRefused if `path` holds another run, Preempted after SIGTERM, with the state saved.
     """
@@ -119,7 +119,7 @@ def train(
     config, allowed = settled.config, settled.allowed
     setup = _setup(place, config, _facts(settings, data, source), source, allowed=allowed)
     ended = run_directory.result_of(directory)
-    # After a rollback, the run is no longer at its end, and the model has other scores.
+    # A run that was rolled back is not at its end, so its scores no longer apply.
     if ended and ended["steps"] <= max(checkpoint.steps(directory), default=ended["steps"]):
         return ended
     job = FineTuning(config, settings, data, mesh, source=source)
@@ -146,7 +146,7 @@ def train(
             "train_loss": closing.row.get("loss"),
             "examples_per_second": closing.row.get("examples_per_second", 0.0),
             "diverged": _has_diverged(data, scores),
-            "reason": "it is no better than one answer for all rows",
+            "reason": "it predicts no better than one answer for all rows",
         }
     if distributed.is_main():
         write_json(directory / run_directory.RESULT, found)
@@ -212,7 +212,7 @@ class FineTuning(TrainingJob):
 class TaskEvaluation:
     """The task's metrics on every held-out split."""
 
-    # Each length of a batch is compiled when it first comes.
+    # Each batch length is compiled when it first occurs.
     compiles_on_the_way = True
 
     def __init__(self, config: TrainConfig, data: TaskData, *, output: str):
@@ -237,7 +237,7 @@ class TaskEvaluation:
 def training_batches(
     features: Features, config: TrainConfig, mesh: Mesh
 ) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
-    """Returns a function from the numbers of examples to their batch.
+    """Returns a function that maps example numbers to their batch.
 
     Examples are packed if each example or each token has a label. Spans are not: their loss is over
     the tokens of a row.
@@ -274,7 +274,7 @@ def _facts(settings: Settings, data: TaskData, source: LoadedCheckpoint) -> dict
 
 
 def _demand(settings: Settings, data: TaskData, mesh: Mesh) -> Demand:
-    """Returns the programs of a run for its largest batch, of those that are looked at."""
+    """Returns the programs of a run for the largest of the batches that are searched."""
 
     def training(config: TrainConfig, phase: int) -> Any:
         features, size = data.train.encoded.features, config.phases[phase].global_batch_size
@@ -342,7 +342,7 @@ def _setup(
 
 
 def _changes(path: Path, facts: dict[str, Any]) -> list[Change]:
-    """Returns in what the run of a config.json is not that of `facts`."""
+    """Returns the differences between the run of a config.json and `facts`."""
     stored = strict_json.load_object(path)
     old: dict[str, Any] = {name: stored.get(name) for name in facts}
     if is_same_place(str(old["init_from"]), facts["init_from"]):
@@ -352,7 +352,7 @@ def _changes(path: Path, facts: dict[str, Any]) -> list[Change]:
 
 
 def flatten_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of nested dicts and lists by their dotted names, as JSON has them."""
+    """Returns the values of nested dicts and lists by dotted name, converted to JSON types."""
     return flatten(json.loads(json.dumps(values)))
 
 
@@ -360,11 +360,11 @@ def _beginning(config: TrainConfig, source: LoadedCheckpoint) -> TrainState:
     kept = {part: source.params[part] for part in ("encoder", "pooler") if part in source.params}
     begun = None
     if config.head.transform and not source.config.head.transform:
-        kept.pop("pooler", None)  # another kind
+        kept.pop("pooler", None)  # of another kind
         if "mlm" in source.params:
             begun = kept["pooler"] = from_masked_lm(source.params["mlm"])
     if "pooler" in config.head.parts and "pooler" not in kept:
-        note(f"{source.directory} has no pooler: it begins at random, like the head")
+        note(f"{source.directory} has no pooler: it is initialized from the seed, like the head")
     encoder_only = dataclasses.replace(source, params=kept)
     params, _ = load.with_parts(encoder_only, config, allow_missing_heads=True)
     if begun is not None:
@@ -372,15 +372,15 @@ def _beginning(config: TrainConfig, source: LoadedCheckpoint) -> TrainState:
             part: tree | {"transform": begun} if "transform" in tree else tree
             for part, tree in params.items()
         }
-    # The step takes its arguments' memory over, and the next run begins with the same source.
+    # A copy, because the step donates its arguments, and the next run starts from the same source.
     return TrainState.create(config, jax.tree.map(jnp.copy, params))
 
 
 def _has_diverged(data: TaskData, scores: dict[str, dict[str, float]]) -> bool:
     """Returns whether the model is no better than one with the same answer for every row.
 
-    The "failed runs" of Mosbach et al. 2021, section 3. WNLI's development rows contradict its
-    training rows: below chance is usual there.
+    These are the "failed runs" of Mosbach et al. 2021, section 3. WNLI's development rows
+    contradict its training rows, so that scores below chance are usual there.
     """
     if data.task.spec.name == "wnli":
         return False

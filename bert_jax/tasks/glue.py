@@ -17,22 +17,22 @@ from bert_jax.tasks.task import NamedTask, Sources, Splits, Task, TaskSpec
 
 @dataclass(frozen=True)
 class GlueTask:
-    """A task of GLUE, which TFDS has under the same name."""
+    """A task of GLUE. TFDS uses the same name."""
 
-    name: str  # as a submission has it
+    name: str  # as in a submission
     spec: TaskSpec
-    # Columns in TFDS, where they are called otherwise there.
+    # Columns in TFDS, if their names differ there.
     tfds_columns: tuple[str, ...] = ()
-    # Columns of the labelled files, where they have no line of names.
+    # Columns of the labeled files, if they have no header.
     header: tuple[str, ...] | None = None
-    # A split, its file in GLUE's folder, and its split in TFDS.
+    # A split, its file in GLUE's folder, and its TFDS split.
     dev: tuple[tuple[str, str, str], ...] = (("dev", "dev.tsv", "validation"),)
-    # A few lines are cut short: they are left out and counted.
+    # Whether some truncated lines are skipped and counted.
     has_short_lines: bool = False
 
     @property
     def test(self) -> dict[str, str]:
-        """The files to predict, and those of a submission."""
+        """The files to predict, and their names in a submission."""
         if len(self.dev) == 1:
             return {"test.tsv": f"{self.name}.tsv"}
         return {f"test_{split}.tsv": f"{self.name}-{_SHORT[split]}.tsv" for split, *_ in self.dev}
@@ -83,7 +83,7 @@ def _read(task: Task, sources: Sources) -> Splits:
             f"`task` {name} needs `data`: a folder of GLUE's files, or tfds:glue/{name}"
         )
     if sources.train is not None or sources.dev is not None:
-        raise UsageError(f"`task` {name} takes its rows from `data`, not `train` or `dev`")
+        raise UsageError(f"`task` {name} reads its rows from `data`; remove `train` and `dev`")
     glue, data, reading = TASKS[name], sources.data, sources.reading
     train = read_split(glue, data, "train.tsv", "train", reading)
     return train, {n: read_split(glue, data, *rest, reading=reading) for n, *rest in glue.dev}
@@ -92,9 +92,7 @@ def _read(task: Task, sources: Sources) -> Splits:
 def read_split(
     task: GlueTask, source: str, file: str, split: str, reading: SourceOptions = _USUAL
 ) -> list[TextRow]:
-    """Returns the labelled rows of a split, from GLUE's folder `source` or from
-    `tfds:glue/NAME`.
-    """
+    """Returns the labeled rows of a split, from GLUE's folder `source` or from `tfds:glue/NAME`."""
     if source.startswith("tfds:"):
         return list(_from_tfds(task, source, split))
     path = find_file(Path(source), file)
@@ -108,7 +106,7 @@ def read_split(
 
 
 def header_of(task: GlueTask, source: str) -> tuple[str, ...] | None:
-    """Returns the columns of a TSV without a header: CoLA's, except for the test rows."""
+    """Returns the columns of a TSV without a header: CoLA's, except for its test file."""
     if task.header is None or not source.removesuffix(".gz").endswith(".tsv"):
         return None
     first = read_text(source).split("\n", 1)[0].split("\t")
@@ -116,11 +114,11 @@ def header_of(task: GlueTask, source: str) -> tuple[str, ...] | None:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """Returns `name` or `name.gz` in the folder. Raises UsageError if neither is there."""
+    """Returns `name` or `name.gz` in the folder. Raises UsageError if neither exists."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
-    raise UsageError(f"{folder} has no {name} (or {name}.gz); name a folder of GLUE's files")
+    raise UsageError(f"{folder} has no {name} or {name}.gz; name a folder with GLUE's files")
 
 
 def _from_tfds(task: GlueTask, source: str, split: str) -> Iterator[TextRow]:

@@ -1,4 +1,4 @@
-"""Predicts new rows with a fine-tuned model, and writes files for GLUE's test server."""
+"""Predicts new rows with a fine-tuned model, and writes submissions for GLUE's test server."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _BATCH = 64
 
 
 class Predictor:
-    """A fine-tuned workdir, ready to read files of its task."""
+    """A fine-tuned workdir, ready to predict files of its task."""
 
     def __init__(
         self, checkpoint: LoadedCheckpoint | Path | str, *, null_threshold: float | None = None
@@ -39,13 +39,13 @@ class Predictor:
         stored = run_directory.stored(self._source.directory)
         if "task" not in stored:
             raise UsageError(
-                f"`checkpoint` {checkpoint} is not a workdir of bert-jax finetune, which names the "
-                "task; fine-tune a model of another origin first"
+                f"`checkpoint` {checkpoint} is not a workdir of bert-jax finetune; fine-tune the "
+                "model first"
             )
         if run_directory.result_of(self._source.directory).get("diverged"):
             note(
-                f"`checkpoint` {checkpoint} diverged: it is no better than one answer for all "
-                "rows; results.json names the best run"
+                f"`checkpoint` {checkpoint} diverged: it predicts no better than one answer for "
+                "all rows; results.json names the best run"
             )
         self.spec: TaskSpec = from_dict(stored["task"], TaskSpec)
         if null_threshold is not None:
@@ -56,7 +56,7 @@ class Predictor:
         self._forward: Forward | None = None
 
     def rows(self, rows: list[Any]) -> list[dict[str, Any]]:
-        """Returns a record for each row, in the form of the task's kind."""
+        """Returns a prediction record for each row, in the format of the task's kind."""
         config = self._source.config
         task = task_of(self.spec)
         length = config.phases[0].sequence_length
@@ -88,11 +88,11 @@ class Predictor:
         """Returns predictions for a file or address of the task's format; labels are not read.
 
         `columns` are the names of the text columns, if they differ from the training file's.
-        `id_column` names the rows of a table, which are numbered from 0 otherwise. `reading` is the
-        format of a table.
+        `id_column` names the column with row ids; without it, rows are numbered from 0. `reading`
+        is the format of a table.
         """
         if id_column is not None and not TASK_KINDS[self.spec.kind].has_columns:
-            raise UsageError(f"`id`: a file of {self.spec.name} has no columns with names")
+            raise UsageError(f"`id`: files of {self.spec.name} have no named columns")
         spec = dataclasses.replace(self.spec, text_columns=columns) if columns else self.spec
         count = len(self.spec.text_columns) or TASKS[self.spec.name].text_columns[1]
         if columns and len(columns) != count:
@@ -102,13 +102,13 @@ class Predictor:
 
 
 def write_submission(predictor: Predictor, folder: Path, output: Path) -> list[Path]:
-    """Writes GLUE's files of predictions for the test rows in `folder`; returns them.
+    """Writes GLUE's submission files for the test rows in `folder`; returns their paths.
 
-    Labels have GLUE's names, and STS-B's scores are cut to the range 0 to 5.
+    Labels have GLUE's names, and STS-B's scores are clipped to the range 0 to 5.
     """
     task = glue.TASKS.get(predictor.spec.name)
     if task is None:
-        raise UsageError(f"`glue`: task {predictor.spec.name} is not one of GLUE's")
+        raise UsageError(f"`glue`: task {predictor.spec.name} is not a GLUE task")
     found = []
     for name, submission in task.test.items():
         rows = read_rows(

@@ -1,9 +1,8 @@
-"""Questions with a span of a paragraph as their answer: SQuAD 1.1 and 2.0.
+"""Extractive question answering: SQuAD 1.1 and 2.0.
 
-Answers come from the scores of first and last tokens as in google-research/bert run_squad.py: the
-best pairs of all windows of a question compete; an answer is within one window, has a limited
-length, and begins in the window with the most context for its first token. Its text is cut from the
-paragraph.
+Answers are chosen from start and end scores as in google-research/bert run_squad.py: the best spans
+of all windows of a question compete; an answer is within one window, has a limited length, and
+starts in the window with the most context for its first token. Its text is cut from the paragraph.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ from bert_jax.tasks.task import Encoded, NamedTask, Sources, Splits, Task, TaskS
 
 @dataclass(frozen=True)
 class Answer:
-    """A candidate, best first in a list of them. The empty text is "no answer"."""
+    """A candidate answer; lists of them are sorted, best first. The empty text is "no answer"."""
 
     text: str
     score: float
@@ -37,7 +36,7 @@ class Answer:
 
 
 class SpanTask(Task):
-    """Start and end of the answer are classified over the tokens of a window."""
+    """Classifies the tokens of a window as start and end of the answer."""
 
     default_length = 384  # google-research/bert run_squad.py
     has_percent_scores = True
@@ -58,7 +57,7 @@ class SpanTask(Task):
         return read_questions(source, labelled=labelled, reading=self.reading)
 
     def row(self, given: Any, *, number: int) -> Question:
-        """Returns the question of a dict with `question`, `context` and perhaps `id`."""
+        """Returns the question of a dict with `question`, `context` and optionally `id`."""
         found = dict(given) if isinstance(given, Mapping) else {}
         question, context = found.get("question"), found.get("context")
         if not isinstance(question, str) or not isinstance(context, str):
@@ -79,7 +78,7 @@ class SpanTask(Task):
             return train
         answered = [question for question in train if question.answers]
         if len(answered) < len(train):
-            note(f"{len(train) - len(answered)} training questions have no answer: left out")
+            note(f"skipping {len(train) - len(answered)} training questions without an answer")
         return answered
 
     def describe(self, rows: Sequence[Question], encoded: Encoded, *, length: int) -> str:
@@ -87,11 +86,11 @@ class SpanTask(Task):
         lost = int((~found.answered).sum()) - sum(not question.answers for question in rows)
         return (
             f"{len(rows):,} questions in {len(found.questions):,} windows of {length} tokens; "
-            f"{lost} answers are in no window whole"
+            f"{lost} answers do not fit in any window"
         )
 
     def fingerprint(self, rows: Sequence[Question]) -> str:
-        # Answers outside all windows have no label.
+        # Answers outside of all windows have no label.
         return repr([(question.id, question.answers) for question in rows])
 
     def head(self) -> HeadConfig:
@@ -150,7 +149,7 @@ class SpanTask(Task):
     def _answers(
         self, question: Question, windows: Windows, mine: Sequence[int], outputs: np.ndarray
     ) -> list[Answer]:
-        """Returns the `n_best` answers with different texts, best first; without "no answer"."""
+        """Returns the `n_best` answers with different texts, best first, without "no answer"."""
         spec, found = self.spec, []
         for row in mine:
             in_context = windows.characters[row, :, 0] >= 0
@@ -199,8 +198,8 @@ class SpanTask(Task):
 
 
 def _end_of_letter(text: str, stop: int) -> int:
-    """Returns the end of the letter before `stop`, with its combining marks and the characters that
-    compose with it. A vocabulary without accents has no token for marks, and where text is composed
+    """Returns the end of the letter before `stop`, including combining marks and characters that
+    compose with it. A vocabulary without accents has no token for marks, and if text is composed
     before it is split, a token covers only the first part of a letter.
     """
     while stop < len(text) and (
@@ -231,7 +230,7 @@ def _read(task: Task, sources: Sources) -> Splits:
     if sources.data is None:
         return read_files(task, sources)
     if not sources.data.startswith("tfds:"):
-        raise UsageError(f"`data` {sources.data}: name `train` and `dev`, or tfds:squad/...")
+        raise UsageError(f"`data` {sources.data}: use `train` and `dev`, or tfds:squad/...")
     if sources.train is not None or sources.dev is not None:
         raise UsageError(f"`data` {sources.data} has all rows; leave out `train` and `dev`")
     dev = dataclasses.replace(sources.reading, splits=HELD_OUT)

@@ -16,10 +16,10 @@ def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, An
     """Returns the content of `results.json`: the settings, the scores over the seeds, and the
     directory of the best run.
 
-    A score is the median over the seeds; the spread is the lowest, the highest and the sample
-    deviation. The last attempt of a seed counts; the attempts before it are counted as divergent. A
-    seed without a score is counted and left out of the median. Scores are percent or correlation x
-    100. Raises NonFinite if no run has a score.
+    A score is the median over the seeds; the spread is the minimum, the maximum and the sample
+    standard deviation. Only the last attempt of a seed counts; earlier attempts are counted as
+    divergent. A seed without a score is counted but excluded from the median. Scores are in
+    percent, or correlation x 100. Raises NonFinite if no run has a score.
     """
     scored = [run for run in results if run["scores"]]
     if not scored:
@@ -39,7 +39,7 @@ def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, An
         },
         "directories": [run["directory"] for run in results],
     }
-    # The task's first metric decides, on the first split where there are several.
+    # The first metric of the task decides; of several splits, the first one.
     first = spec.metrics[0]
     main = next(name for name in best["scores"] if name == first or name.endswith(f" {first}"))
     best_run = max(scored, key=lambda run: _flat(spec, run["scores"])[main])
@@ -47,7 +47,7 @@ def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, An
 
 
 def _flat(spec: TaskSpec, scores: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Returns metric -> percent; with the split's name before it where there are several."""
+    """Returns metric -> percent; with several splits, names start with the split."""
     scale = 1.0 if TASK_KINDS[spec.kind].has_percent_scores else 100.0
     return {
         metric if len(scores) == 1 else f"{split} {metric}": scale * value
@@ -57,14 +57,14 @@ def _flat(spec: TaskSpec, scores: dict[str, dict[str, float]]) -> dict[str, floa
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Returns the median, the lowest and the highest of some values; None for no values."""
+    """Returns the median, minimum and maximum of some values; None for no values."""
     if not values:
         return {"median": None, "lowest": None, "highest": None}
     return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
 
 
 def spread_text(found: dict[str, Any], number: Callable[[float], str], *, is_single: bool) -> str:
-    """Returns the median; of several values also the lowest and the highest, in parentheses."""
+    """Returns the median and, for several values, the minimum and maximum in parentheses."""
     median = number(found["median"])
     if is_single:
         return median
@@ -76,7 +76,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Returns the columns and the row of a summary."""
+    """Returns the columns and the row of a summary table."""
     best = summary["best"]
     names = list(best["scores"])
     columns = ["batch", "learning rate", "epochs", "seeds", *names, "divergent"]
@@ -99,8 +99,8 @@ def _cell(setting: dict[str, Any], name: str) -> str:
 
 
 def markdown(summary: dict[str, Any]) -> str:
-    """Returns the table, and what its figures are."""
+    """Returns the table with an explanation of its numbers."""
     return f"# {summary['task']}\n\n{markdown_table(*table(summary))}\n\n{NOTE}\n"
 
 
-NOTE = "Development set; the median over seeds, lowest to highest in brackets."
+NOTE = "Development set: median over seeds (minimum to maximum)."

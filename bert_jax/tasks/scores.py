@@ -1,6 +1,6 @@
-"""Scores of tasks, by the libraries the field reports with: scikit-learn, scipy, seqeval.
+"""Scores of tasks, computed by the usual libraries: scikit-learn, scipy, seqeval.
 
-Each is a share (0 to 1) or a correlation (-1 to 1). An undefined score (a correlation with a
+Each is a fraction (0 to 1) or a correlation (-1 to 1). An undefined score (a correlation with a
 constant, the F1 of a class that is neither present nor predicted) is 0.
 """
 
@@ -12,17 +12,17 @@ import numpy as np
 
 from bert_jax.data.tasks.tag_schemes import SCHEMES, canonical
 
-# Any, since the libraries' types know only the words that they take here.
+# Any, because the libraries' types only list strings.
 _UNDEFINED: Any = 0.0
 
 
 def accuracy(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns the share of equal entries."""
+    """Returns the fraction of equal entries."""
     return float(np.mean(gold == predicted))
 
 
 def f1(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns F1 of class 1, as GLUE has it for MRPC and QQP."""
+    """Returns F1 of class 1, which GLUE uses for MRPC and QQP."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(gold, predicted, pos_label=1, zero_division=_UNDEFINED))
@@ -36,11 +36,11 @@ def macro_f1(gold: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def matthews(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns Matthews' correlation, as GLUE has it for CoLA."""
+    """Returns Matthews' correlation, which GLUE uses for CoLA."""
     from sklearn.metrics import matthews_corrcoef
 
     with warnings.catch_warnings():
-        # One class everywhere: the score is 0, and scikit-learn wonders about the labels.
+        # With a single class the score is 0, and scikit-learn warns about the labels.
         warnings.filterwarnings("ignore", message="A single label was found")
         return float(matthews_corrcoef(gold, predicted))
 
@@ -51,12 +51,12 @@ def pearson(gold: np.ndarray, predicted: np.ndarray) -> float:
 
     if _is_constant(gold) or _is_constant(predicted):
         return 0.0
-    # In float32 nothing would be left of how far large numbers are from their mean.
+    # float32 would lose the deviations of large numbers from their mean.
     return float(stats.pearsonr(np.float64(gold), np.float64(predicted)).statistic)
 
 
 def spearman(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns the correlation of their ranks; equal numbers share the mean of theirs."""
+    """Returns the correlation of the ranks; equal numbers share their mean rank."""
     from scipy import stats
 
     if _is_constant(gold) or _is_constant(predicted):
@@ -71,11 +71,11 @@ def _is_constant(values: np.ndarray) -> bool:
 def entities(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], scheme: str
 ) -> dict[str, float]:
-    """Returns precision, recall and F1 of whole entities: kind, first and last word must all be
-    right. The mean is over entities ("micro").
+    """Returns precision, recall and F1 of entities: kind, first and last word must all be correct.
+    Averages are over entities ("micro").
 
-    `scheme` is one of `tag_schemes.SCHEMES`, and strict: in IOB2, an I- that continues no entity
-    belongs to no entity.
+    `scheme` is one of `tag_schemes.SCHEMES`, applied strictly: in IOB2, an I- tag that does not
+    continue an entity is ignored.
     """
     from seqeval import scheme as schemes
     from seqeval.metrics.v1 import precision_recall_fscore_support

@@ -1,4 +1,4 @@
-"""One or two texts with a class or a number: GLUE's tasks and all that are like them."""
+"""Classification of, or regression on, one or two texts: GLUE's tasks and custom tables."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ from bert_jax.registry import TASKS
 from bert_jax.tasks import scores
 from bert_jax.tasks.task import Encoded, NamedTask, Task, TaskSpec, in_order
 
-# Labels that are listed with their counts.
+# Number of labels that are listed with their counts.
 _SHOWN = 20
 _SCORES = {
     "accuracy": scores.accuracy,
@@ -38,7 +38,7 @@ class TextTask(Task):
     def known_metrics(self) -> Sequence[str]:
         if self.spec.kind == "regression":
             return _OF_NUMBERS
-        # F1 is that of the second of two classes.
+        # F1 is defined for the second of two classes.
         is_binary = len(self.spec.labels) in (0, 2)
         return [name for name in _SCORES if is_binary or name != "f1"]
 
@@ -46,7 +46,7 @@ class TextTask(Task):
         self, source: str, *, labelled: bool = True, id_column: str | None = None
     ) -> list[TextRow]:
         if not self.spec.text_columns:
-            raise UsageError(f"`task` {self.spec.name} needs `text` COLUMN, once or twice")
+            raise UsageError(f"`task` {self.spec.name} needs one or two `text` COLUMN")
         return read_rows(
             source,
             text_columns=self.spec.text_columns,
@@ -66,8 +66,8 @@ class TextTask(Task):
         if len(labels) == 1:
             file = train[0].location.rpartition(", ")[0]
             raise UsageError(
-                f"{file}: column {self.spec.label_column!r} has one label only, "
-                f"{labels[0]!r}; name the right column, or `regression`"
+                f"{file}: column {self.spec.label_column!r} has only one label, {labels[0]!r}; "
+                "name another label column, or set `regression`"
             )
         return dataclasses.replace(self.spec, labels=labels)
 
@@ -95,7 +95,7 @@ class TextTask(Task):
             length=length,
             truncation=self.spec.truncation,
             remedy=LONGER if labelled else LONGER_TRAINED,
-            # Training rows have the full width, into which PackedBatches packs them.
+            # Training rows have the full width, so that PackedBatches can pack them.
             width=length if labelled else 0,
         )
         if labelled:
@@ -131,7 +131,7 @@ class TextTask(Task):
             return -math.inf
         if self.spec.kind == "regression":
             return 0.0
-        # Not only the most frequent class: F1 is highest for saying yes everywhere.
+        # Also every constant class: F1 may be highest for always predicting the positive class.
         score = _SCORES[self.spec.metrics[0]]
         return max(score(gold, np.full_like(gold, n)) for n in range(len(self.spec.labels)))
 
@@ -156,18 +156,18 @@ class TextTask(Task):
 
 
 def number_of(row: TextRow) -> float:
-    """Returns the label of a row as a number. Raises UsageError for another label."""
+    """Returns the label of a row as a number. Raises UsageError if it is not one."""
     try:
         value = float(str(row.label))
     except ValueError:
         value = math.nan
-    # It is kept in float32. NaN is not below it, either.
+    # The number is stored in float32. The comparison is also false for NaN.
     if not abs(value) <= float(np.finfo(np.float32).max):
         raise UsageError(f"{row.location}: score {row.label!r} is not a finite number; correct it")
     return value
 
 
-# A table of the user's own.
+# A custom table.
 TEXT = NamedTask(
     spec=TaskSpec(name="text", kind="classification", metrics=("accuracy", "macro_f1")),
     text_columns=(1, 2),

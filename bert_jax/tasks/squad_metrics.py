@@ -1,7 +1,7 @@
 """SQuAD's exact match and F1, as the official scripts compute them (evaluate-v1.1.py, -v2.0.py).
 
-The two scripts differ for empty answers: 1.1 gives no F1 to answers without common words, even if
-both are empty; 2.0 takes two empty answers as equal, ignores gold answers that normalization
+The two scripts differ for empty answers: 1.1 gives an F1 of 0 to answers without common words, even
+if both are empty; 2.0 treats two empty answers as equal, ignores gold answers that normalization
 empties, and expects the empty answer for a question without gold answers.
 """
 
@@ -16,7 +16,7 @@ _PUNCTUATION = set(string.punctuation)
 
 
 def normalise(text: str) -> str:
-    """Returns a text in lower case, without punctuation, articles and superfluous white space."""
+    """Returns a text in lower case, without punctuation, articles and extra white space."""
     text = "".join(character for character in text.lower() if character not in _PUNCTUATION)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
@@ -26,7 +26,7 @@ def exact(predicted: str, gold: str) -> float:
 
 
 def overlap(predicted: str, gold: str, *, empty_may_match: bool) -> float:
-    """Returns F1 of the words in common, each as often as both have it."""
+    """Returns F1 of the common words, counted with multiplicity."""
     ours, theirs = normalise(predicted).split(), normalise(gold).split()
     if empty_may_match and not (ours and theirs):
         return float(ours == theirs)
@@ -40,11 +40,11 @@ def overlap(predicted: str, gold: str, *, empty_may_match: bool) -> float:
 def score(
     questions: Sequence[Question], predicted: Mapping[str, str], *, with_unanswerable: bool
 ) -> dict[str, float]:
-    """Returns `exact_match` and `f1` in percent over all questions; one that was not answered has
+    """Returns `exact_match` and `f1` in percent over all questions; an unanswered question scores
     0.
 
-    `with_unanswerable` follows the script of 2.0, and adds both scores for the questions with an
-    answer and for those without.
+    `with_unanswerable` follows the 2.0 script, and adds both scores separately for questions with
+    and without an answer.
     """
     rows = [
         (bool(question.answers), *_best(question, predicted.get(question.id), with_unanswerable))
@@ -63,11 +63,12 @@ def best_threshold(
     """Returns the F1 over all questions with the best threshold for "no answer", and that
     threshold.
 
-    `answers` has the best answer of each question and its margin, by how much no answer scores
-    better: an answer is given where the margin is not above the threshold. As in the script of 2.0
-    (`find_best_thresh`), and by Devlin et al. 2019, section 4.3, on the development set itself.
+    `answers` has the best answer of each question and the margin by which "no answer" scores
+    higher: an answer is given if the margin is at most the threshold. As in the 2.0 script
+    (`find_best_thresh`) and Devlin et al. 2019, section 4.3, it is tuned on the development set
+    itself.
     """
-    # Without any answer, exactly the questions that have none are right.
+    # With no answers at all, exactly the unanswerable questions are correct.
     right = total = float(sum(_best(question, "", True)[1] for question in questions))
     threshold = min((margin for _, margin in answers.values()), default=0.0) - 1.0
     asked = [question for question in questions if question.id in answers]
@@ -84,7 +85,7 @@ def best_threshold(
 def _best(
     question: Question, predicted: str | None, with_unanswerable: bool
 ) -> tuple[float, float]:
-    """Returns the scores against the gold answer that fits best."""
+    """Returns the scores against the best matching gold answer."""
     golds: Sequence[str] = question.answers
     if with_unanswerable:
         golds = [gold for gold in golds if normalise(gold)] or [""]

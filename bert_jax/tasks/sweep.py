@@ -46,9 +46,9 @@ _SHORTEST = 8
 # Added to the seed for each restart; other runs do not use these seeds.
 _NEXT_SEED = 1000
 
-_PRETRAINING = "only pre-training has this option; leave it out"
-_TASK = "the task decides it; leave it out"
-# Fields that `overrides` cannot change, and the fix. A section stands for all of its options.
+_PRETRAINING = "only pre-training has this option; remove it"
+_TASK = "the task sets it; remove the override"
+# Fields that `overrides` cannot change, and the fix. A section means all of its options.
 _NOT_HERE = {
     "name": _TASK,
     "seed": "use `seed` and `seeds`",
@@ -76,9 +76,9 @@ def finetune(
     """Makes or resumes all runs of `settings` in `workdir`; returns their summary.
 
     A single run is in `workdir`, several runs are in `workdir/runs/NAME`; `results.json` and
-    `results.md` are beside them. A diverged run is restarted in its folder `restart-N`.
-    `checkpoint` is anything with an encoder; its own classifier is left out. `spec` may be an entry
-    of TASKS, or the name of one. Nothing is written before all rows have been read and checked.
+    `results.md` are in `workdir`. A diverged run is restarted in its folder `restart-N`.
+    `checkpoint` is anything with an encoder; its classifier is ignored. `spec` may be an entry of
+    TASKS, or the name of one. Nothing is written before all rows have been read and checked.
     """
     named = TASKS[spec] if isinstance(spec, str) else spec
     task = named.spec if isinstance(named, NamedTask) else named
@@ -98,8 +98,8 @@ def finetune(
             lambda: int(run_directory.CONFIG in place.names())
         ):
             raise UsageError(
-                f"`workdir` {place.name} holds a single run, and these are {len(seeds)}; choose "
-                "another one"
+                f"`workdir` {place.name} has a single run, but {len(seeds)} are requested; choose "
+                "another `workdir`"
             )
         found = []
         for seed in seeds:
@@ -108,7 +108,7 @@ def finetune(
             config = _config(source, data, each)
             found.append(_with_restarts(config, each, data, source, path, mesh=mesh, guard=guard))
             if len(seeds) > 1:
-                note(f"run {len(found)} of {len(seeds)} is done")
+                note(f"run {len(found)} of {len(seeds)} is complete")
         summary = results.summarise(data.task.spec, found)
         if distributed.is_main():
             place.write_text("results.json", json.dumps(summary, indent=2) + "\n")
@@ -120,12 +120,12 @@ def _require_fitting(settings: Settings, source: LoadedCheckpoint) -> None:
     length, frozen = settings.length, settings.freeze_layers
     layers = source.config.model.num_hidden_layers
     if frozen > layers:
-        raise UsageError(f"`freeze_layers` {frozen}: the model has {layers} layers")
+        raise UsageError(f"`freeze_layers` {frozen}: the model has only {layers} layers")
     most = source.config.model.max_position_embeddings
     if not _SHORTEST <= length <= most:
         raise UsageError(
-            f"`length` {length}: checkpoint {source.directory} takes {_SHORTEST} to {most} tokens "
-            f"a row; use `length` {most} or less"
+            f"`length` {length}: checkpoint {source.directory} supports {_SHORTEST} to {most} "
+            f"tokens per row; use `length` {most} or less"
         )
 
 
@@ -143,7 +143,7 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
     config = TrainConfig(
         name=data.task.spec.name,
         seed=run.seed,
-        # Without the generator of an ELECTRA.
+        # Without an ELECTRA's generator.
         model=source.config.model.with_generator_of(ModelConfig()),
         head=huggingface.with_classifier(source.config.model, source.config.head, data.task.head()),
         compute=source.config.compute,
@@ -183,7 +183,7 @@ def _with_restarts(
     mesh: Mesh,
     guard: Guard,
 ) -> dict[str, Any]:
-    """Returns the result of the first attempt that has learned something, else of the last one.
+    """Returns the result of the first attempt that did not diverge, or of the last one.
 
     Attempt N > 0 is in `workdir/restart-N`.
     """
@@ -198,6 +198,6 @@ def _with_restarts(
         if not result["diverged"]:
             return result
         is_last = attempt == settings.restarts
-        follows = "no restart is left" if is_last else f"next seed {seed + _NEXT_SEED}"
+        follows = "no restarts left" if is_last else f"next seed {seed + _NEXT_SEED}"
         note(f"{config.name}: seed {seed} diverged ({result['reason']}); {follows}")
     return result

@@ -1,8 +1,8 @@
 """Defines tasks: a `TaskSpec` is stored with a run, and a kind (`Task`) interprets it.
 
-`TaskSpec` gives the rows, the head and the metrics; the kinds are texts with a class or a number,
-tags of words, and questions with an answer in a paragraph. A `NamedTask` is a spec with a name and
-a source of rows. The loop, evaluation and prediction use only the methods of `Task`.
+`TaskSpec` has the columns, the labels and the metrics; the kinds are texts with a class or a
+number, tags of words, and questions with an answer in a paragraph. A `NamedTask` is a spec with a
+name and a source of rows. The loop, evaluation and prediction use only the methods of `Task`.
 """
 
 import math
@@ -23,7 +23,7 @@ from bert_jax.errors import UsageError
 from bert_jax.progress import note
 from bert_jax.registry import TASK_KINDS
 
-# The words that fields of a spec may have, and the fields that count something.
+# The choices of spec fields, and the fields that are counts.
 _CHOICES = {
     "truncation": ("longest_first", "only_first", "only_second", "never"),
     "tag_scheme": ("", *SCHEMES),
@@ -37,29 +37,29 @@ class TaskSpec:
 
     name: str
     kind: str
-    # Of a classification or of tokens, in the order of the model's outputs.
+    # For classification and tagging, in the order of the model's outputs.
     labels: tuple[str, ...] = ()
-    # One or two columns of a table, and the column of the label. For tokens: the columns of the
-    # word and the tag, and the names of all columns of a line, where it has more than two.
+    # One or two columns of a table, and the column of the label. For tagging: the columns of word
+    # and tag, and the names of all columns if lines have more than two.
     text_columns: tuple[str, ...] = ()
     label_column: str = "label"
     line_columns: tuple[str, ...] = ()
-    # Of `scores`; the first one decides which run is best.
+    # Names in `scores`; the first one selects the best run.
     metrics: tuple[str, ...] = ()
     truncation: str = "longest_first"
-    # For tokens: one of `tag_schemes.SCHEMES`, which the training rows determine.
+    # For tagging: one of `tag_schemes.SCHEMES`, detected from the training rows.
     tag_scheme: str = ""
-    # Of spans (google-research/bert run_squad.py): tokens between the beginnings of windows, and
-    # the longest question and answer in tokens; how many answers are kept to choose from.
+    # For spans (google-research/bert run_squad.py): tokens between the starts of windows, maximum
+    # tokens of question and answer, and the number of candidate answers.
     doc_stride: int = 128
     max_question_length: int = 64
     max_answer_length: int = 30
     n_best: int = 20
-    # SQuAD 2.0: a question may have no answer, and has none where the score of that exceeds the
-    # best answer's by more than this.
+    # SQuAD 2.0: a question may have no answer. That is predicted if its score exceeds the best
+    # answer's by more than this.
     with_unanswerable: bool = False
     null_threshold: float = 0.0
-    # Of pairs: text before each query and before each document.
+    # For pairs: text before each query and before each document.
     query_prompt: str = ""
     document_prompt: str = ""
 
@@ -67,17 +67,17 @@ class TaskSpec:
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 known = ", ".join(filter(None, choices))
-                raise UsageError(f"`{name}` {value}: choose one of {known}")
+                raise UsageError(f"`{name}` {value}: must be one of {known}")
         for name in _POSITIVE:
             if (value := getattr(self, name)) < 1:
-                raise UsageError(f"`{name}` {value}: it must be at least 1")
+                raise UsageError(f"`{name}` {value}: must be at least 1")
         if math.isnan(self.null_threshold):
-            raise UsageError("`null_threshold` nan: write a number")
+            raise UsageError("`null_threshold` nan: must be a number")
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows as the model takes them, and whatever leads from its outputs back to the texts."""
+    """Rows as model inputs, and the data that map outputs back to the texts."""
 
     features: Features
     alignment: Any = None
@@ -94,9 +94,9 @@ class Sources:
     data: str | None = None
     train: str | None = None
     dev: str | None = None
-    # The first of the training file's rows to use; none uses all.
+    # The number of training rows to use, from the first; None uses all.
     train_rows: int | None = None
-    # Which tenth of the training rows is held out where there is no `dev`.
+    # Selects the tenth of the training rows that is held out if `dev` is missing.
     seed: int = 0
     reading: SourceOptions = field(default_factory=SourceOptions)
 
@@ -105,39 +105,39 @@ class Sources:
             if (place := getattr(self, name)) is not None:
                 object.__setattr__(self, name, str(place))
         if self.train_rows is not None and self.train_rows < 1:
-            raise UsageError(f"`train_rows` {self.train_rows}: it must be at least 1")
+            raise UsageError(f"`train_rows` {self.train_rows}: must be at least 1")
 
 
 class Task:
-    """The base of all kinds of task (registry.TASK_KINDS): what the loop and the predictor ask.
+    """The base of all kinds of tasks (registry.TASK_KINDS).
 
-    `rows` are what `read` gives; `outputs` are the head's, float32, one entry a row of features:
-    `[N, C]`, `[N, L, C]` or `[N, L, 2]`.
+    `rows` are the result of `read`; `outputs` are the head's outputs, float32, with one entry per
+    row of features: `[N, C]`, `[N, L, C]` or `[N, L, 2]`.
     """
 
     # The default number of tokens per row (google-research/bert run_classifier.py).
     default_length = 128
     # Whether its files are tables with named columns.
     has_columns = False
-    # Whether its scores are percent already, and no shares.
+    # Whether its scores are already in percent.
     has_percent_scores = False
 
-    # How its files are to be read, beside what the spec says.
+    # How its files are read, in addition to the spec.
     reading = SourceOptions()
 
     def __init__(self, spec: TaskSpec):
         self.spec = spec
         known = self.known_metrics()
         if not spec.metrics:
-            raise UsageError(f"task {spec.name}: metrics is empty; name one at least")
+            raise UsageError(f"task {spec.name}: metrics is empty; name at least one")
         for name in spec.metrics:
             if known and name not in known:
                 count = f" with {len(spec.labels)} labels" * bool(spec.labels)
-                ours = f"a task of kind {spec.kind}{count} only {', '.join(known)}"
+                ours = f"but a task of kind {spec.kind}{count} supports {', '.join(known)}"
                 raise UsageError(f"task {spec.name}: metrics has {name!r}, {ours}")
 
     def known_metrics(self) -> Sequence[str]:
-        """Returns what `metrics` of the spec may name; nothing where that may be anything."""
+        """Returns the metrics that a spec may name; empty if any name is allowed."""
         return ()
 
     def figures(self) -> Sequence[str]:
@@ -154,18 +154,18 @@ class Task:
         raise NotImplementedError
 
     def row(self, given: Any, *, number: int) -> Any:
-        """Returns a row that was written in Python as `read` gives those of a file, unlabelled.
+        """Returns a row given in Python in the form of `read`, without a label.
 
-        Raises UsageError that names the row, which is counted from 0.
+        Raises UsageError that names the row, counted from 0.
         """
         return given
 
     def with_labels(self, train: Sequence[Any]) -> TaskSpec:
-        """Returns the spec with the labels that the training rows name, where it has none."""
+        """Returns the spec, with the labels of the training rows if it has none."""
         return self.spec
 
     def usable(self, train: list[Any]) -> list[Any]:
-        """Returns the training rows that something can be learned from."""
+        """Returns the training rows that have a usable label."""
         return train
 
     def head(self) -> HeadConfig:
@@ -173,7 +173,7 @@ class Task:
         raise NotImplementedError
 
     def embedding(self) -> EmbeddingConfig:
-        """Returns how vectors of texts are learned, for a head that is `embedding`."""
+        """Returns how embeddings of texts are trained, for the head `embedding`."""
         return EmbeddingConfig()
 
     def encode(
@@ -183,20 +183,20 @@ class Task:
         raise NotImplementedError
 
     def describe(self, rows: Sequence[Any], encoded: Encoded, *, length: int) -> str | None:
-        """Returns what is worth saying of the training rows, if anything is."""
+        """Returns a summary of the training rows for the log, or None."""
 
     def fingerprint(self, rows: Sequence[Any]) -> str:
-        """Returns what scores depend on beside the encoded rows."""
+        """Returns the data that scores depend on in addition to the encoded rows."""
         return ""
 
     def score(self, rows: Sequence[Any], encoded: Encoded, outputs: np.ndarray) -> dict[str, float]:
-        """Returns every metric of the task, the main one first."""
+        """Returns all metrics of the task, the main one first."""
         raise NotImplementedError
 
     def majority_baseline(self, rows: Sequence[Any]) -> float:
         """Returns the main metric of a model with the same answer for every row.
 
-        -inf where all rows have one answer: no model is better than the one that gives it.
+        -inf if all rows have the same answer, because no model can be better.
         """
         raise NotImplementedError
 
@@ -208,8 +208,9 @@ class Task:
 
 
 def in_order(labels: Iterable[str]) -> tuple[str, ...]:
-    """Returns the distinct labels in the order of the model's outputs: by number where all are
-    integers (also as "1.0" or "01"), so that label k of 0 to n - 1 is output k; else by text.
+    """Returns the distinct labels in the order of the model's outputs: by number if all are
+    integers (also as "1.0" or "01"), so that label k of 0 to n - 1 is output k; otherwise sorted as
+    text.
     """
     distinct = sorted(set(labels))
     if all(re.fullmatch(r"[+-]?[0-9]+([.]0+)?", label) for label in distinct):
@@ -221,12 +222,12 @@ Splits = tuple[list[Any], dict[str, list[Any]]]
 
 
 def read_files(task: Task, sources: Sources) -> Splits:
-    """Reads the training and the development rows of a task from two files."""
+    """Reads the training and development rows of a task from two files."""
     name = task.spec.name
     if sources.data is not None:
-        raise UsageError(f"`task` {name} takes `train` FILE and `dev` FILE, not `data`")
+        raise UsageError(f"`task` {name}: use `train` FILE and `dev` FILE instead of `data`")
     if sources.train is None:
-        raise UsageError(f"`task` {name} needs `train` FILE, and perhaps `dev` FILE")
+        raise UsageError(f"`task` {name} needs `train` FILE and, optionally, `dev` FILE")
     train = task.read(sources.train)
     if sources.dev is not None:
         # A data set with splits has both.
@@ -234,16 +235,16 @@ def read_files(task: Task, sources: Sources) -> Splits:
         return train, {"dev": task.read(sources.dev)}
     kept, held_out = hold_out(train, seed=sources.seed)
     note(
-        f"no `dev`: {len(held_out):,} of the {len(train):,} rows of {sources.train} are held out "
-        f"to score on, chosen by seed {sources.seed}"
+        f"no `dev`: holding out {len(held_out):,} of the {len(train):,} rows of {sources.train} "
+        f"for evaluation, chosen by seed {sources.seed}"
     )
     return kept, {"dev": held_out}
 
 
 def hold_out(rows: list[Any], *, seed: int) -> tuple[list[Any], list[Any]]:
-    """Returns nine tenths of the rows and a tenth, each in their order.
+    """Returns nine tenths of the rows and the remaining tenth, each in the original order.
 
-    Questions about one paragraph stay together. Raises UsageError where that leaves nothing.
+    Questions about one paragraph stay together. Raises UsageError if one part would be empty.
     """
     of = [getattr(row, "context", number) for number, row in enumerate(rows)]
     groups = {group: number for number, group in enumerate(dict.fromkeys(of))}
@@ -257,13 +258,13 @@ def hold_out(rows: list[Any], *, seed: int) -> tuple[list[Any], list[Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTask:
-    """An entry of `registry.TASKS`: what it is, and where its rows come from."""
+    """An entry of `registry.TASKS`: a spec, and the source of its rows."""
 
     spec: TaskSpec
     read: Callable[[Task, Sources], Splits] = read_files
-    # The fewest and the most columns of text that the user names.
+    # The minimum and maximum number of text columns that the user names.
     text_columns: tuple[int, int] = (0, 0)
-    # Returns the columns of a file that has no line of names.
+    # Returns the columns of a file without a header.
     header: Callable[[str], tuple[str, ...] | None] = lambda source: None
 
 

@@ -1,4 +1,4 @@
-"""Reads the files of a task into rows of ids, and reports rows with errors."""
+"""Reads the files of a task into token ids, and reports rows with errors."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from bert_jax.progress import note
 from bert_jax.registry import TASKS
 from bert_jax.tasks.task import Encoded, Sources, Task, TaskSpec, task_of
 
-# With fewer held-out rows, a note says that the score is mostly chance.
+# Below this number of rows, a note warns that the score is mostly chance.
 _FEW_ROWS = 50
 
 
 @dataclass(frozen=True)
 class TaskSplit:
-    """Rows as they were read, and as the model takes them."""
+    """The rows of a split, as read and as model inputs."""
 
     rows: Sequence[Any]
     encoded: Encoded
@@ -27,7 +27,7 @@ class TaskSplit:
 
 @dataclass(frozen=True)
 class TaskData:
-    """A task with its rows, a fingerprint of all that a run sees of them, and their names."""
+    """A task with its rows, a fingerprint of all data that a run sees, and the file names."""
 
     task: Task
     train: TaskSplit
@@ -39,7 +39,7 @@ class TaskData:
 def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length: int) -> TaskData:
     """Reads and encodes every split. Raises UsageError that names file, line and field."""
     train, dev = TASKS[spec.name].read(task_of(spec, reading=sources.reading), sources)
-    # All labels of the file of training rows, whichever of its rows are held out or left out.
+    # All labels in the training file, including rows that are held out or skipped.
     of_file = list(train)
     if sources.train is not None and sources.dev is None:
         of_file += [row for rows in dev.values() for row in rows]
@@ -48,7 +48,7 @@ def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length:
     task = task_of(task_of(spec, reading=sources.reading).with_labels(of_file))
     train = task.usable(train)
     if not train:
-        raise UsageError("there are no rows to train on")
+        raise UsageError(f"task {spec.name}: the training file has no usable rows")
     splits = {
         name: TaskSplit(rows, task.encode(rows, tokenizer, length=length, labelled=True))
         for name, rows in {"train": train, **dev}.items()
@@ -61,21 +61,21 @@ def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length:
     for name, rows in dev.items():
         if len(rows) < _FEW_ROWS:
             note(
-                f"{name} has only {len(rows)} rows: a score over so few is mostly chance; name "
-                "more of them with `dev`"
+                f"{name} has only {len(rows)} rows, so that its score is mostly chance; give more "
+                "with `dev`"
             )
     fingerprint = _fingerprint(task, tokenizer, splits)
     return TaskData(task, splits.pop("train"), splits, fingerprint, _names(sources))
 
 
 def _names(sources: Sources) -> tuple[str, ...]:
-    """Returns the names of addresses, folders and files, without the place where they lie."""
+    """Returns the names of addresses, folders and files, without their directories."""
     given = (sources.data, sources.train, sources.dev)
     return tuple(hub.source_name(str(path)) for path in given if path is not None)
 
 
 def _fingerprint(task: Task, tokenizer: Tokenizer, splits: dict[str, TaskSplit]) -> str:
-    """Returns a hash of what is trained on and what is scored."""
+    """Returns a hash of the data for training and evaluation."""
     digest = hashlib.sha256(f"{task.spec}{tokenizer.hash}".encode())
     for name, split in splits.items():
         features = split.encoded.features

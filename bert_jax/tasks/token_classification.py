@@ -26,21 +26,21 @@ from bert_jax.tasks.task import Encoded, NamedTask, Task, TaskSpec, in_order
 
 
 def labels_of(sentences: Sequence[Sentence], scheme: str) -> tuple[str, ...]:
-    """Returns O, then all tags of the scheme for each kind of entity that occurs, by kind; for tags
-    without prefixes, the tags.
+    """Returns O, then all tags of the scheme for each kind of entity that occurs, sorted by kind;
+    without prefixes, the tags themselves.
     """
     tags = {tag for sentence in sentences for tag in sentence.tags or ()}
     entities = tags - {OUTSIDE}
     if scheme == PLAIN:
         return (OUTSIDE,) * (OUTSIDE in tags) + in_order(entities)
-    # A prefix ends with - or _.
+    # Prefixes end with - or _.
     ends = {tag[2:]: tag[1] for tag in entities}
     prefixes = SCHEMES[scheme].prefixes
     return (OUTSIDE, *(f"{p}{ends[kind]}{kind}" for kind in in_order(ends) for p in prefixes))
 
 
 class WordTask(Task):
-    """Each word's first sub-word is classified; entities are scored whole."""
+    """Classifies the first token of each word; scores whole entities."""
 
     def known_metrics(self) -> Sequence[str]:
         return ("f1", "precision", "recall")
@@ -51,8 +51,8 @@ class WordTask(Task):
         for name in ("delimiter", "quoting"):
             if getattr(self.reading, name) is not None:
                 raise UsageError(
-                    f"`{name}`: the columns of `task` {self.spec.name} are separated by tabs or "
-                    "spaces, without quotes; leave the option out, or convert the file"
+                    f"`{name}`: files of `task` {self.spec.name} have columns separated by tabs or "
+                    "spaces, without quotes; remove the option, or convert the file"
                 )
         return read_sentences(
             source,
@@ -77,7 +77,7 @@ class WordTask(Task):
         labels = self.spec.labels or labels_of(train, scheme)
         if len(labels) < 2:
             raise UsageError(
-                f"the training file has no tag but {', '.join(labels)}; there is nothing to learn"
+                f"the training file has only the tag {', '.join(labels)}; check the tag column"
             )
         columns = self.reading.columns or self.spec.line_columns
         return dataclasses.replace(

@@ -1,1 +1,1 @@
-"""One run: its loop, its data on the devices, its evaluation."""
+"""A training run: its loop, its data on the devices, its evaluation."""

@@ -1,4 +1,4 @@
-"""The train step of a run, compiled once for each shape of a batch."""
+"""The train step of a run, compiled once per batch shape."""
 
 import json
 import os
@@ -18,14 +18,15 @@ from bert_jax.workdir import run_directory
 
 
 class CompiledSteps:
-    """The train steps of one phase, compiled in the background, where a signal interrupts the wait.
+    """The train steps of one phase, compiled in the background, so that a signal interrupts the
+    wait.
 
-    Before a step is compiled, all processes prove that they run the same program.
+    Before a step is compiled, all processes verify that they run the same program.
     """
 
     def __init__(self, job: TrainingJob, *, phase: int, background: Executor):
         self._job, self.phase, self._background = job, phase, background
-        # Shapes -> the executable; and when the last compilation began.
+        # Shapes -> the executable; and the start of the last compilation.
         self._steps: dict[Any, Future] = {}
         self.began = 0.0
 
@@ -84,6 +85,6 @@ def _described(array: Any) -> jax.ShapeDtypeStruct:
 
 
 def _compiler_flags() -> list[str]:
-    """Returns the flags of the compiler in the environment, except for those of its dumps."""
+    """Returns the compiler flags in the environment, except for dump options."""
     flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
     return sorted(flag for flag in flags.split() if not flag.startswith("--xla_dump"))

@@ -1,4 +1,4 @@
-"""Host batches become global arrays, a few steps ahead of the step that takes them."""
+"""Turns host batches into global arrays, a few steps ahead of training."""
 
 import collections
 import itertools
@@ -17,10 +17,9 @@ HostBatch = dict[str, np.ndarray]
 
 
 def local_rows(mesh: Mesh, global_batch_size: int) -> list[range]:
-    """Returns the rows of a global batch that this process's devices hold, as maximal ranges,
-    ascending.
+    """Returns the rows of a global batch on this process's devices as maximal ranges, ascending.
 
-    Two processes may hold the same rows: what matters is what the sharding says, not who asks.
+    Two processes may hold the same rows, depending on the sharding.
     """
     indices = sharding.batch_sharding(mesh).addressable_devices_indices_map((global_batch_size,))
     rows = [index[0] for index in indices.values() if index is not None]
@@ -37,7 +36,7 @@ def local_rows(mesh: Mesh, global_batch_size: int) -> list[range]:
 def host_batch(
     batch_at: Callable[[int, range], HostBatch], step: int, ranges: list[range]
 ) -> HostBatch:
-    """Returns the rows of `ranges`, one after the other."""
+    """Returns the rows of `ranges`, concatenated."""
     parts = [batch_at(step, rows) for rows in ranges]
     if len(parts) == 1:
         return parts[0]
@@ -45,9 +44,7 @@ def host_batch(
 
 
 def to_global(batch: HostBatch, *, mesh: Mesh, ranges: list[range], global_rows: int) -> dict:
-    """Returns global arrays `[global_rows, ...]` of which this process contributes the rows of
-    `ranges`.
-    """
+    """Returns global arrays `[global_rows, ...]`; this process contributes the rows of `ranges`."""
     layout = sharding.batch_sharding(mesh)
     offsets = dict(zip(ranges, itertools.accumulate(map(len, ranges), initial=0), strict=False))
 
@@ -64,7 +61,7 @@ def to_global(batch: HostBatch, *, mesh: Mesh, ranges: list[range], global_rows:
 
 
 def whole_to_global(batch: HostBatch, *, mesh: Mesh) -> dict:
-    """Returns global arrays of a batch that every process has made whole."""
+    """Returns global arrays of a batch that every process has completely."""
     rows = len(batch["input_ids"])
     return to_global(batch, mesh=mesh, ranges=[range(rows)], global_rows=rows)
 
@@ -72,12 +69,10 @@ def whole_to_global(batch: HostBatch, *, mesh: Mesh) -> dict:
 def ahead(
     batches: Iterator[dict], *, depth: int, worker: ThreadPoolExecutor
 ) -> Iterator[Future[dict | None]]:
-    """Yields the same batches, `depth` of them on their way to the devices already; None after the
-    last.
+    """Yields the same batches with `depth` of them in transfer to the devices; None after the last.
 
-    They are made by `worker`, which has one thread, and come as futures: who waits for one can
-    listen for a signal. To drop the iterator that is read may take long; to shut down the worker
-    does not.
+    `worker`, with one thread, makes them. They are futures, so that the caller can react to signals
+    while waiting. To abandon the iterator, shut down the worker: it returns at once.
     """
     waiting = collections.deque(worker.submit(next, batches, None) for _ in range(depth))
     while True:
@@ -88,7 +83,7 @@ def ahead(
 def abstract_batch(
     phase: PhaseConfig, *, fields: Mapping[str, Field], mesh: Mesh
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes, types and shardings of a phase's batch, which has the arrays `fields`."""
+    """Returns shapes, types and shardings of a phase's batch with the arrays `fields`."""
     rows = phase.global_batch_size
     sharding.rows_per_device(mesh, rows)
     layout = sharding.batch_sharding(mesh)

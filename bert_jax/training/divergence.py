@@ -1,8 +1,8 @@
 """Hooks that stop runs which cannot recover: divergence and too many skipped updates.
 
-The loss limit is a multiple of the loss of a uniform prediction. The unigram entropy of the corpus
-is no basis for it, because it is zero for a text of one word. An untrained model has the loss of a
-uniform prediction, and a healthy run stays below it, even on a plateau.
+The loss limit is a multiple of the loss of a uniform prediction, which an untrained model has. A
+healthy run stays below it, even on a plateau. (The unigram entropy of the corpus is unsuitable,
+because it is zero for a text of one word.)
 """
 
 import math

@@ -1,4 +1,6 @@
-"""Held-out evaluation: fixed examples, fixed masks, the same numbers on any number of devices."""
+"""Evaluation on the validation split: fixed examples and masks, equal results on any number of
+devices.
+"""
 
 import contextlib
 import dataclasses
@@ -28,22 +30,22 @@ from bert_jax.training.job import Scores
 from bert_jax.update.step import compile_lowered, lower_eval_step
 from bert_jax.workdir import run_directory
 
-# Of the evaluation set only, and independent of the run's seed: runs that differ in their seed are
-# compared on the same examples with the same masks.
+# Seed of the evaluation set. It is independent of the run's seed, so that runs with different seeds
+# are compared on the same examples and masks.
 EVALUATION_SEED = 20181011
-# Rows of each of several sources at least, if it has as many: with 5,000 predictions a loss is off
-# by chance by 0.03 nats.
+# Minimum rows per source, if it has as many: with 5,000 predictions the loss has a standard error
+# of 0.03 nats.
 _LEAST_OF_A_SOURCE = 256
 
 _Sums = dict[str, Any]
 
 
 def batch_shape(config: TrainConfig, phase: PhaseConfig, *, devices: int) -> PhaseConfig:
-    """Returns the shape of one batch of a phase's held-out evaluation.
+    """Returns the shape of one evaluation batch of a phase.
 
-    A fixed set does not care how it is cut: the batch grows to what the devices divide. A phase's
-    own mask rate is not that of its evaluation: the curve would jump where it changes. No rows are
-    packed, so that figures of packed and other runs are of the same set.
+    The batch is rounded up to divide over the devices, which does not change the result. A phase's
+    mask rate does not apply, because the curve would jump where it changes. Rows are never packed,
+    so that packed and other runs are evaluated on the same set.
     """
     rows = math.ceil(config.evaluation.batch_size / devices) * devices
     rate = config.data.masked_lm_prob
@@ -54,7 +56,7 @@ def batch_shape(config: TrainConfig, phase: PhaseConfig, *, devices: int) -> Pha
 
 
 class HeldOut:
-    """The held-out set of a phase and the compiled step that goes through it."""
+    """The evaluation set of a phase and its compiled step."""
 
     compiles_on_the_way = False
 
@@ -92,20 +94,19 @@ class HeldOut:
 
     @property
     def num_examples(self) -> int:
-        """The held-out rows, over which the means are taken."""
+        """The number of validation rows that the means cover."""
         return sum(examples.num_examples for examples in self._examples.values())
 
     def prepare(self) -> None:
-        """Compiles ahead of the first `run`, which does it otherwise. In any thread."""
+        """Compiles ahead of the first `run`. May run in any thread."""
         self._step = compile_lowered(self._lowered)
 
     def run(self, params: Any, *, cut_short: Callable[[], bool] | None = None) -> Scores | None:
-        """Returns the means over all held-out examples, as the scores of "validation", and those
-        of each source of several, as "validation/NAME".
+        """Returns the means over all validation examples as the scores of "validation", and with
+        several sources the scores of each as "validation/NAME".
 
-        They are weighted by token: means of sums, not of batches. So the losses of the sources,
-        each times its `LOSS_count`, add up to that of all. `cut_short` is asked before every
-        batch; None comes back if it says so.
+        Means are weighted by token, so that the losses of the sources, each times its `LOSS_count`,
+        sum to the total. Returns None once `cut_short`, called before every batch, is true.
         """
         if self._step is None:
             self.prepare()
@@ -142,13 +143,13 @@ def _add(sums: _Sums, more: Mapping[str, Any]) -> None:
 
 
 def compared_with(corpus: Corpus, scores: Scores) -> float:
-    """Returns the unigram entropy that held-out scores of a corpus are compared with."""
+    """Returns the unigram entropy to compare with validation scores of a corpus."""
     sources = {name: source.manifest for name, source in corpus.sources.items()}
     return compared_entropy(corpus.manifest, sources, scores)
 
 
 def describe(objective: Objective, values: Mapping[str, float]) -> str:
-    """Returns the figures of an objective in one line."""
+    """Returns the metrics of an objective as one line."""
     return ", ".join(
         f"{figure.title} {figure.shown(values[figure.name])}" for figure in objective.figures
     )
@@ -162,18 +163,18 @@ def evaluate_checkpoint(
     length: int | None = None,
     ignore_unexpected: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Returns the held-out metrics of any checkpoint on any corpus made with the same tokenizer.
+    """Returns the validation metrics of any checkpoint on any corpus made with the same tokenizer.
 
-    Rows, masks and their number are those of the run that made the checkpoint, of its last phase; a
-    checkpoint of another system has sentence pairs of 128 tokens, if it has positions for them.
-    `like` is a run, whose rows are taken instead: two models compare only on the same rows.
-    `length` is another number of tokens. None takes the corpus, or corpora, that a workdir was
-    trained on. Of several `sources` has the metrics of each.
+    Rows, masks and mask rate are those in the last phase of the run that made the checkpoint; a
+    third-party model gets sentence pairs of 128 tokens, or fewer if it has fewer positions. With
+    `like`, a run, the rows of that run are used: scores are only comparable on the same rows.
+    `length` overrides the sequence length. By default the corpus, or corpora, of the workdir are
+    used. With several, `sources` has the metrics of each.
 
-    Raises UsageError where the corpus is not known, has another tokenizer, or the model lacks what
-    is scored: a head, or positions. Raises NonFinite where its losses are no numbers.
+    Raises UsageError if the corpus is unknown or has another tokenizer, or if the model lacks a
+    head or positions. Raises NonFinite if a loss is not finite.
     """
-    # Before the checkpoint is read, which takes longer.
+    # Checked before the checkpoint is read, which takes longer.
     corpus = None if corpus_directory is None else _open(corpus_directory)
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
@@ -182,10 +183,10 @@ def evaluate_checkpoint(
         if like is not None:
             run = load.run_config(like)
             if run is None:
-                raise UsageError(f"`like` {like} is no workdir; name the workdir of a run")
+                raise UsageError(f"`like` {like} is not a workdir; name the workdir of a run")
             config = dataclasses.replace(config, **{n: getattr(run, n) for n in load.SCORED_BY})
         if not config.phases:
-            raise UsageError(f"{checkpoint}: phases is empty in its config; it needs one phase")
+            raise UsageError(f"{checkpoint}: phases is empty in its config; add at least one")
         phase = config.phases[-1]
         if length is not None:
             phase = dataclasses.replace(phase, sequence_length=length, max_predictions=-1)
@@ -193,14 +194,14 @@ def evaluate_checkpoint(
         if phase.sequence_length > config.model.max_position_embeddings:
             raise UsageError(
                 f"`checkpoint` {checkpoint} has {config.model.max_position_embeddings} positions, "
-                f"and rows have {phase.sequence_length} tokens; give a smaller `length`"
+                f"but the rows have {phase.sequence_length} tokens; give a smaller `length`"
             )
         require_parts(source, *OBJECTIVES[config.objective].parts)
         if corpus is None:
             place = trained_on(source.directory, checkpoint)
             if place is None:
                 raise UsageError(
-                    f"`checkpoint` {checkpoint} knows no corpus; name one with `corpus`"
+                    f"`checkpoint` {checkpoint} records no corpus; name one with `corpus`"
                 )
             corpus = _open(place)
         require_same_tokenizer(source, corpus)
@@ -209,7 +210,7 @@ def evaluate_checkpoint(
         scores = held_out.run(source.params)
     assert scores is not None
     if not math.isfinite(scores["validation"]["loss"]):
-        raise NonFinite(f"the held-out losses of {checkpoint} are not finite: {SPOILT}")
+        raise NonFinite(f"the validation loss of {checkpoint} is not finite: {SPOILT}")
     return {
         "checkpoint": str(checkpoint),
         "step": source.step,
@@ -217,11 +218,11 @@ def evaluate_checkpoint(
         "unigram_entropy_nats": compared_with(corpus, scores),
         "objective": config.objective,
         "sequence_length": phase.sequence_length,
-        "rows": config.data.rows,
-        "mask": config.data.mask,
+        "rows": config.data.sequence_format,
+        "mask": config.data.masking,
         "masked_lm_prob": config.data.masked_lm_prob,
         "examples": held_out.num_examples,
-        # The run whose rows these are; None where the checkpoint's own is not known.
+        # The run that determines the rows; None if it is unknown.
         "rows_of": str(like or checkpoint) if like or source.is_run else None,
         **scores["validation"],
         **({"sources": by_source(corpus, scores)} if corpus.sources else {}),
@@ -231,20 +232,20 @@ def evaluate_checkpoint(
 def trained_on(directory: Path, checkpoint: Path | str) -> CorpusPlace | None:
     """Returns the corpus, or corpora, of the run in a directory; None if it names none.
 
-    Raises UsageError, which names the `checkpoint`, if one is not there any more.
+    Raises UsageError, which names the `checkpoint`, if a corpus is missing.
     """
     place = run_directory.corpus_of(directory)
     for each in place.values() if isinstance(place, dict) else (place,):
         if each is not None and not (each / MANIFEST).is_file():
             raise UsageError(
-                f"`checkpoint` {checkpoint} was trained on the corpus {each}, which is not there "
-                "any more; if it was moved, name its new place with `corpus`"
+                f"`checkpoint` {checkpoint} was trained on the corpus {each}, which is missing; "
+                "if it was moved, name its new path with `corpus`"
             )
     return place
 
 
 def _note_seen(source: load.LoadedCheckpoint, corpus: Corpus, *, is_named: bool) -> None:
-    """Says where a run was, or may have been, trained on held-out text that it is scored on."""
+    """Warns if a run was, or may have been, trained on the text that it is evaluated on."""
     if not source.is_run:
         return
     was = (run_directory.stored(source.directory).get("corpus") or {}).get("fingerprint")
@@ -254,18 +255,18 @@ def _note_seen(source: load.LoadedCheckpoint, corpus: Corpus, *, is_named: bool)
     if not is_named:
         each = some(str(each.directory) for each in corpus.sources.values() or (corpus,))
         note(
-            f"warning: the text of {each} is not that any more which {name} was trained on "
-            f"(fingerprint {corpus.fingerprint[:12]}, and not {was[:12]}): it may hold out what "
-            "was trained on"
+            f"warning: corpus {each} has changed since {name} was trained (fingerprint "
+            f"{corpus.fingerprint[:12]}, was {was[:12]}): its validation split may contain "
+            "training data; evaluate on the original corpus"
         )
         return
-    with contextlib.suppress(BertJaxError):  # it may be on another machine
+    with contextlib.suppress(BertJaxError):  # the corpus may be on another machine
         trained = None if place is None else open_corpora(place)
         if trained is not None and trained.fingerprint == was:
             seen, _ = preflight.seen_in_training(corpus, source.config, trained)
             if seen:
                 note(
-                    f"warning: {seen}, on which {name} was trained: its figures are too good; "
+                    f"warning: {seen}, on which {name} was trained: its scores are too good; "
                     "prepare the text with the `seed` and the `validation_fraction` of that corpus"
                 )
 
@@ -275,7 +276,7 @@ def _open(place: CorpusPlace) -> Corpus:
 
 
 def by_source(corpus: Corpus, scores: Scores) -> dict[str, dict[str, Any]]:
-    """Returns the held-out scores of each source, and the unigram entropy beside them."""
+    """Returns the validation scores and the unigram entropy of each source."""
     return {
         name: {
             "unigram_entropy_nats": source.manifest["unigram_entropy_nats"],

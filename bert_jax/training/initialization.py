@@ -1,4 +1,4 @@
-"""The start of a pre-training run: fresh parameters, or those of a checkpoint."""
+"""The initial state of a pre-training run: new parameters, or the parameters of a checkpoint."""
 
 import dataclasses
 import hashlib
@@ -59,9 +59,8 @@ class Initialization:
 
         `own_fields` are the options that the user set. `max_position_embeddings` above the
         checkpoint's, set by the user or needed by a phase, makes the position table longer. If the
-        workdir holds a run that started from the checkpoint, the model is that of the run: the
-        checkpoint may be deleted. Raises UsageError if one of `own_fields` differs from the
-        checkpoint.
+        workdir has a run that started from the checkpoint, the run's model is used: the checkpoint
+        may have been deleted. Raises UsageError if one of `own_fields` differs from the checkpoint.
         """
         theirs = self._model_in(workdir)
         if theirs is None and self._init_from is None:
@@ -90,7 +89,7 @@ class Initialization:
             note(
                 f"`init_from` {self._init_from}: its model, {model.num_hidden_layers} layers of "
                 f"{model.hidden_size}, {model.vocab_size:,} token embeddings, {fewer} positions; "
-                f"data, phases, optimizer and dropout are those of config {config.name!r}"
+                f"config {config.name!r} sets data, phases, optimizer and dropout"
             )
             if more:
                 note(
@@ -106,10 +105,10 @@ class Initialization:
             load.require_same_tokenizer(self._source, corpus)
 
     def state(self, config: TrainConfig, corpus: Corpus, mesh: Mesh) -> TrainState:
-        """Returns the state of a new run: fresh parameters, or those of the checkpoint.
+        """Returns the initial state of a new run, with new parameters or those in the checkpoint.
 
-        Heads that the checkpoint lacks are initialized from the seed. Raises UsageError for another
-        tokenizer than the corpus's, and for a position table that cannot become longer.
+        Heads that the checkpoint lacks are initialized from the seed. Raises UsageError if the
+        tokenizer differs from the corpus's, or a position table cannot be lengthened.
         """
         if self._init_from is None:
             return fresh_state(config, corpus, mesh)
@@ -130,7 +129,7 @@ class Initialization:
         if config.output_bias != TrainConfig.output_bias:
             params = _with_frequencies(params, corpus, config, parts=fresh)
             has_own = any(PARTS[part].output_bias for part in {*config.head.parts} - {*fresh})
-            begins = "is the checkpoint's" if has_own else "is the log frequency of each token"
+            begins = "is the checkpoint's" if has_own else "is initialized with log frequencies"
             note(f"{name}: the output bias {begins}")
         state = TrainState.create(config, params)
         self.facts = facts_of(source)
@@ -176,16 +175,16 @@ def fresh_state(config: TrainConfig, corpus: Corpus, mesh: Mesh) -> TrainState:
 
 
 def facts_of(source: LoadedCheckpoint) -> dict[str, str]:
-    """Returns a fact that differs between processes that have read different parameters: the newest
-    step of a run that still trains may differ per process.
+    """Returns a fact that differs between processes that have read different parameters: for a run
+    in progress, the newest step may differ per process.
 
-    It is a hash of the step and of the small arrays that every process has whole: biases, norms.
+    The value is a hash of the step and of small arrays that every process has: biases and norms.
     """
     digest = hashlib.sha256(str(source.step).encode())
     for array in jax.tree.leaves(source.params):
         if array.is_fully_replicated and array.nbytes <= _SMALL_BYTES:
             digest.update(np.asarray(array.addressable_data(0)).tobytes())
-    name = "the checkpoint that it begins with (of a run that still trains, name one step)"
+    name = "the checkpoint of `init_from` (for a run in progress, name one step)"
     return {name: digest.hexdigest()}
 
 

@@ -1,4 +1,4 @@
-"""Checks what must be true before a run begins; each check raises UsageError where it is not."""
+"""Checks the preconditions of a run; each check raises UsageError if it fails."""
 
 import jax
 from jax.sharding import Mesh
@@ -20,21 +20,21 @@ def mesh_of(config: TrainConfig) -> Mesh:
     real = len({getattr(device, "slice_index", 0) for device in jax.devices()})
     if real > 1 and wanted.slices != real:
         raise UsageError(
-            f"the devices are those of {real} slices, but mesh.slices is {wanted.slices}; use "
+            f"the devices belong to {real} slices, but mesh.slices is {wanted.slices}; use "
             f"set mesh.slices={real}"
         )
     others = wanted.slices * wanted.tensor
     if devices % others or wanted.fsdp not in (-1, devices // others):
         raise UsageError(
             f"mesh.slices x mesh.fsdp x mesh.tensor is {wanted.slices} x {wanted.fsdp} x "
-            f"{wanted.tensor}, but there are {devices} devices; mesh.fsdp=-1 uses what is left"
+            f"{wanted.tensor}, but there are {devices} devices; mesh.fsdp=-1 uses the rest"
         )
     return sharding.make_mesh(slices=wanted.slices, fsdp=wanted.fsdp, tensor=wanted.tensor)
 
 
 def require_on_mesh(config: TrainConfig, mesh: Mesh) -> None:
-    """Checks that every device gets the same number of rows of each phase's batches, and can
-    compute attention as the config names it.
+    """Checks that each phase's batches divide over the devices, and that `compute.attention`
+    supports the config.
     """
     kind, name = mesh.devices.flat[0].device_kind, config.compute.attention
     if (problem := refusal(name, config, device_kind=kind)) is not None:
@@ -47,13 +47,13 @@ def require_on_mesh(config: TrainConfig, mesh: Mesh) -> None:
             raise UsageError(
                 f"config {config.name!r}: phases.{number}.global_batch_size is {rows}, which does "
                 f"not divide over {shards} (devices that share a batch, times "
-                f"optimizer.gradient_accumulation_steps); take {' or '.join(map(str, near))}"
+                f"optimizer.gradient_accumulation_steps); set it to {' or '.join(map(str, near))}"
             )
 
 
 def require_fitting(config: TrainConfig, corpus: Corpus) -> None:
-    """Requires that the model has the heads of its objective and a row for every token, and that
-    weights are those of the corpus's sources.
+    """Checks that the model has the heads of its objective and an embedding for every token, and
+    that source weights name sources of the corpus.
     """
     objective = OBJECTIVES[config.objective]
     if set(config.head.parts) != set(objective.parts):
@@ -73,8 +73,8 @@ def require_fitting(config: TrainConfig, corpus: Corpus) -> None:
 
 
 def largest_shares(config: TrainConfig | None, corpus: Corpus) -> dict[str, float]:
-    """Returns the largest share of the rows that each source has in a phase; without a config, that
-    of its tokens.
+    """Returns the largest share of rows that each source has in any phase; without a config, its
+    share of the tokens.
     """
     tokens = {name: source.train.tokens for name, source in corpus.sources.items()}
     phases = [config.in_phase(i).data for i in range(len(config.phases))] if config else []
@@ -83,9 +83,8 @@ def largest_shares(config: TrainConfig | None, corpus: Corpus) -> dict[str, floa
 
 
 def held_out_elsewhere(config: TrainConfig | None, corpus: Corpus) -> tuple[str, str] | None:
-    """Returns what is wrong and what to do where a source is trained on held-out text of another
-    one: its figures would be those of text that the model has seen. Without a config, all are
-    trained on.
+    """Returns the problem and the fix if a source's training text has held-out text of another
+    source, so that the scores would be too good. Without a config, all sources count as trained on.
     """
     if not corpus.sources:
         return None
@@ -94,16 +93,16 @@ def held_out_elsewhere(config: TrainConfig | None, corpus: Corpus) -> tuple[str,
         return None
     return (
         text,
-        f"prepare {some(names)} again, with the held-out text as `decontaminate`, or, where no "
-        "`validation_source` was given, all with one `seed` and one `validation_fraction`",
+        f"prepare {some(names)} again: pass the held-out text as `decontaminate` or, without "
+        "`validation_source`, use the same `seed` and `validation_fraction` for all",
     )
 
 
 def seen_in_training(
     held_out: Corpus, config: TrainConfig | None, trained: Corpus
 ) -> tuple[str, list[str]]:
-    """Returns how many held-out documents of a corpus a run on another one, or on all of several,
-    is trained on, and the names of the corpora that have them; an empty text if there are none.
+    """Returns how many held-out documents of a corpus, or of each source, are in the training text
+    of a run on another one, and the names of the corpora with them; an empty text if none.
     """
     sides = [each.sources or {str(each.directory): each} for each in (held_out, trained)]
     if trained.sources:
@@ -120,6 +119,6 @@ def seen_in_training(
 
 
 def step_seconds(config: TrainConfig, rate: float) -> list[float]:
-    """Returns the seconds of a step of each phase by its FLOPs, at `rate` of them a second."""
+    """Returns the estimated seconds per step of each phase, at `rate` FLOP/s."""
     objective = OBJECTIVES[config.objective]
     return [train_flops(objective, config.model, phase) / rate for phase in config.phases]

@@ -130,7 +130,7 @@ def train(
 
 
 def _kept(step: int) -> str:
-    """Returns a sentence about the saved step, for messages."""
+    """Returns a clause about the saved step, for messages."""
     if step == 0:
         return "nothing was saved yet; the same command starts from the beginning"
     return f"step {step} is saved and the same command resumes from it"

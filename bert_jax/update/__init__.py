@@ -1,1 +1,1 @@
-"""One update: the step, the state that it changes, optimisers and schedules."""
+"""One update: the step, the state that it changes, optimizers and schedules."""

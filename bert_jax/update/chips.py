@@ -1,9 +1,9 @@
-"""Peak rates of accelerators, by the name that jax gives a device (`jax.Device.device_kind`).
+"""Peak rates of accelerators, by JAX's name for a device (`jax.Device.device_kind`).
 
-`bert_jax_lab/planning/topologies.py` has what else a plan has to know about a TPU.
+`bert_jax_lab/planning/topologies.py` has the other properties of TPUs for plans.
 """
 
-# Peak dense bf16 FLOP/s of one jax device. TPU v2/v3 devices are cores, half a chip.
+# Peak dense bf16 FLOP/s of one JAX device. TPU v2/v3 devices are cores, half a chip.
 # Sources: cloud.google.com/tpu/docs/system-architecture-tpu-vm (v2 to v6e), NVIDIA data sheets.
 PEAK_BF16 = {
     "TPU v2": 22.5e12,

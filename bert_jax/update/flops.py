@@ -1,4 +1,4 @@
-"""FLOPs of a step in closed form, and the peak rate they are compared with (MFU)."""
+"""FLOPs of a step in closed form, and the peak rate for MFU."""
 
 import time
 from typing import Any
@@ -21,8 +21,8 @@ def train_flops(objective: Objective, model: ModelConfig, phase: PhaseConfig) ->
 
 
 def peak_flops(dtype: str) -> float:
-    """Returns the FLOP/s that all devices together can reach: from the table of chips, or measured
-    on one device where that has none; devices that share a host's cores count once.
+    """Returns the peak FLOP/s of all devices together, from the table of chips, or measured on one
+    device that is not in the table; devices that share a host's cores count once.
     """
     device = jax.devices()[0]
     if device.device_kind in PEAK_BF16:
@@ -32,8 +32,8 @@ def peak_flops(dtype: str) -> float:
 
 
 def measured_flops(device: Any, dtype: str, *, rounds: int = 5) -> tuple[float, jax.Array]:
-    """Returns the FLOP/s of the fastest of a few products of two square matrices of ones (1,024
-    wide on a CPU, 8,192 elsewhere), and the product.
+    """Returns the FLOP/s of the fastest of several products of two square matrices of ones (width
+    1,024 on a CPU, 8,192 elsewhere), and the product.
     """
     size = 1024 if device.platform == "cpu" else 8192
     x = jax.device_put(jnp.ones((size, size), jnp.dtype(dtype)), device)

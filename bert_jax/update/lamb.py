@@ -1,7 +1,7 @@
-"""LAMB: Adam's direction, scaled for each tensor to the tensor's own size.
+"""LAMB: Adam's direction, scaled per tensor to the norm of the tensor.
 
 You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes"
-(arXiv:1904.00962); which tensors are left out follows google-research/albert lamb_optimizer.py.
+(arXiv:1904.00962); the excluded tensors follow google-research/albert lamb_optimizer.py.
 """
 
 import optax
@@ -13,12 +13,12 @@ from bert_jax.update.optimizers import adam_with_decay, decay_mask
 
 @section
 class Lamb(Optimizer, kind="lamb"):
-    """LAMB at a learning rate of 1. The step of a tensor w is |w| / |r| times
-    r = Adam(w) + decay x w.
+    """LAMB at a learning rate of 1. The step of a tensor w is |w| / |r| times r = Adam(w) + decay x
+    w.
 
-    The factor is 1 if either norm is 0, and for biases and norm scales, which have no decay
-    either. A norm is over the whole tensor of one layer. ALBERT's LAMB has no bias correction, the
-    paper's has.
+    The factor is 1 if either norm is 0, and for biases and norm scales, which also have no decay. A
+    norm covers the whole tensor of one layer. The paper's LAMB has bias correction, ALBERT's has
+    not.
     """
 
     bias_correction: bool = setting(False, "Whether Adam corrects the bias, as in the paper.")

@@ -1,4 +1,4 @@
-"""Learning rates that fall from layer to layer, for fine-tuning."""
+"""Layer-wise learning rate decay for fine-tuning."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def layer_rates(params: bert.Params, *, decay: float, frozen_layers: int) -> Any
         if path[0].key != "encoder":
             return 1.0
         name = path[1].key
-        if name == "final_norm":  # behind the last layer
+        if name == "final_norm":  # after the last layer
             return 1.0
         depth = int(name.removeprefix("layer_")) + 1 if name.startswith("layer_") else 0
         if frozen_layers and depth <= frozen_layers:

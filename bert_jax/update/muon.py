@@ -1,4 +1,4 @@
-"""Muon: the momentum of a hidden matrix, made orthogonal; all other parameters by AdamW.
+"""Muon: orthogonalized momentum for hidden matrices, and AdamW for all other parameters.
 
 Jordan et al. 2024 (github.com/KellerJordan/Muon), with the scale of Liu et al. 2025 (Moonshot,
 arXiv:2502.16982), under which AdamW's learning rate and decay carry over.
@@ -14,10 +14,10 @@ from bert_jax.config import Optimizer
 from bert_jax.config.fields import Rate, section, setting
 from bert_jax.update.optimizers import adam_with_decay
 
-# The quintic that brings every singular value near 1 in five steps (Jordan et al. 2024).
+# The quintic polynomial that moves every singular value near 1 in five steps (Jordan et al. 2024).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
-# The published code multiplies in bfloat16: singular values end between 0.7 and 1.2 either way.
+# As in the published code; singular values end between 0.7 and 1.2 also in float32.
 _DTYPE = jnp.bfloat16
 _EPSILON = 1e-7
 # Root mean square of AdamW's updates, which Moonshot's scale reproduces.
@@ -75,12 +75,13 @@ def scale_by_muon(*, momentum: float) -> optax.GradientTransformation:
 
 
 def orthogonal(x: jax.Array) -> jax.Array:
-    """Returns nearly U V^T where `x` is U S V^T: five Newton-Schulz steps. float32 [rows, columns].
+    """Returns approximately U V^T for `x` = U S V^T: five Newton-Schulz steps. float32 [rows,
+    columns].
 
-    The products are those of the smaller of x x^T and x^T x.
+    The matmuls use the smaller of x x^T and x^T x.
     """
     is_tall = x.shape[0] > x.shape[1]
-    # Divided before it is rounded: a small gradient has no small numbers then.
+    # Divided before rounding: otherwise small gradients would underflow.
     x = x / jnp.maximum(jnp.sqrt(jnp.sum(x * x)), _EPSILON)
     x = (x.T if is_tall else x).astype(_DTYPE)
     a, b, c = _COEFFICIENTS

@@ -21,25 +21,24 @@ from bert_jax.model.sharding import in_automatic_layout
 
 
 def decay_mask(params: Any) -> Any:
-    """Returns true where weight decay applies: kernels and embeddings, and what a mixer declares;
+    """Returns true where weight decay applies: kernels, embeddings and what a mixer declares, but
     never biases and norm scales.
     """
 
     def is_decayed(path, _):
         role = role_of(path)
         if role is None:
-            raise ValueError(f"parameter {jax.tree_util.keystr(path)}: decay is not defined for it")
+            raise ValueError(f"parameter {jax.tree_util.keystr(path)} has no role: declare one")
         return role.is_decayed
 
     return jax.tree_util.tree_map_with_path(is_decayed, params)
 
 
 def clip_by_global_norm(largest: float) -> optax.GradientTransformationExtraArgs:
-    """Multiplies gradients by min(1, largest / their global norm), as TF1 clips (Pascanu et al.
-    2012).
+    """Multiplies gradients by min(1, largest / their global norm), as in TF1 (Pascanu et al. 2012).
 
-    One factor for all; optax divides each gradient, which costs a CPU one more array for each.
-    `update` takes the `norm`, where it is known.
+    It uses one factor for all; optax divides each gradient, which takes one more array per gradient
+    on a CPU. `update` takes the `norm` if it is known.
     """
 
     def update(updates, state, params=None, *, norm=None, **_):
@@ -53,23 +52,23 @@ def clip_by_global_norm(largest: float) -> optax.GradientTransformationExtraArgs
 def scale_by_adam(
     *, beta1: float, beta2: float, epsilon: float, bias_correction: bool
 ) -> optax.GradientTransformationExtraArgs:
-    """Gives Adam's direction m / (sqrt(v) + epsilon), of moments that start at 0.
+    """Computes Adam's direction m / (sqrt(v) + epsilon); moments start at 0.
 
     Where `should_apply` (a boolean scalar) is false, moments and count keep their bits. The choice
-    is made here and not after the update, so that the direction is one of the moments that are
-    kept: parameters then need no old moment, and each array can be written where it lies. (Chosen
-    afterwards, XLA copies both moments of a CPU's step first.)
+    is made here, so that the direction uses the stored moments: parameters then need no old moment,
+    and each array can be updated in place. (With a choice after the update, XLA first copies both
+    moments on a CPU.)
     """
 
     def init(params):
-        # Two trees, not one twice: the step donates its buffers, and each only once.
+        # Two separate trees: the step donates its buffers, and each only once.
         mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
         return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=mu, nu=nu)
 
     def update(updates, state, params=None, *, should_apply=True, **_):
 
         def average(beta, old, new):
-            # A choice between two values, never a product with 0: 0 x NaN is NaN.
+            # A selection, not a multiplication by 0: 0 x NaN is NaN.
             return jnp.where(should_apply, beta * old + (1 - beta) * new, old)
 
         mu = jax.tree.map(lambda m, g: average(beta1, m, g), state.mu, updates)
@@ -83,10 +82,10 @@ def scale_by_adam(
 
 
 class Direction(NamedTuple):
-    """A transformation that gives a *direction*: what is multiplied by the rate and subtracted.
+    """A transformation that returns a *direction*: the step subtracts it, times the learning rate.
 
     `update` takes `norm`, the global norm of the gradients, and `should_apply` (a boolean scalar):
-    where that is false, its state keeps its bits.
+    if it is false, the state keeps its bits.
     """
 
     init: Callable[[Any], Any]
@@ -94,7 +93,7 @@ class Direction(NamedTuple):
 
 
 def make(config: Optimizer) -> Direction:
-    """Returns the optimizer of a config, ready for the step."""
+    """Returns the optimizer of a config in the form that the step uses."""
     found = config.transformation()
     if isinstance(found, Direction):
         return found
@@ -103,16 +102,16 @@ def make(config: Optimizer) -> Direction:
 
 
 def _skipping(inner: optax.GradientTransformation) -> Direction:
-    """Returns any transformation as a `Direction`: its new state counts only where it should."""
+    """Returns an optax transformation as a `Direction`; skipped updates keep its state."""
     inner = optax.with_extra_args_support(inner)
 
     def inner_update(gradients, state, params, norm):
         return inner.update(gradients, state, params, norm=norm)
 
     def update(gradients, state, params, *, norm, should_apply):
-        # What is not finite must not reach the state, not even as a factor of 0.
+        # Non-finite values must not reach the state, not even multiplied by 0.
         safe = jax.tree.map(lambda g: jnp.where(should_apply, g, 0.0), gradients)
-        # Means over a dim and products of matrices: the mesh is nothing that optax knows of.
+        # Means over a dim and matmuls: optax has no mesh awareness.
         anywhere = in_automatic_layout(inner_update, like=(gradients, state))
         updates, new = anywhere(safe, state, params, jnp.where(should_apply, norm, 0.0))
         kept = jax.tree.map(lambda n, o: jnp.where(should_apply, n, o), new, state)
@@ -122,11 +121,12 @@ def _skipping(inner: optax.GradientTransformation) -> Direction:
 
 
 def bert_adamw(config: OptimizerConfig) -> Direction:
-    """Returns AdamW as in BERT (google-research/bert optimization.py), with its deviations.
+    """Returns AdamW as in BERT (google-research/bert optimization.py), with its differences from
+    the paper.
 
-    Adam has no bias correction, unlike the cited paper (bert#153); with 10,000 warm-up steps it
-    hardly matters, and `bias_correction` gives the corrected form. Decay applies to every parameter
-    but biases and norms, chosen by name.
+    Adam has no bias correction (google-research/bert issue 153); with 10,000 warm-up steps the
+    effect is small, and `bias_correction` enables it. Decay applies to every parameter except
+    biases and norms, chosen by name.
     """
     chain = adam_with_decay(config, bias_correction=config.bias_correction)
     return Direction(chain.init, chain.update)
@@ -134,7 +134,7 @@ def bert_adamw(config: OptimizerConfig) -> Direction:
 
 @section
 class AdamW(Optimizer, kind="adamw"):
-    """AdamW of its paper (Loshchilov and Hutter 2019): with bias correction."""
+    """AdamW as in its paper (Loshchilov and Hutter 2019), with bias correction."""
 
     def transformation(self) -> Direction:
         chain = adam_with_decay(self, bias_correction=True)

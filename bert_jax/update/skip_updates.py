@@ -1,10 +1,10 @@
-"""Chooses the updates that are left out: those without a finite number and, if asked for, spikes.
+"""Chooses the updates to skip: non-finite ones and, optionally, spikes.
 
-A spike is an update whose gradient norm is many times the median of the last ones. The median of
-finite norms only: neither a NaN nor a spike itself moves it far, unlike a mean and its deviation,
-which one bad step spoils for as long as it is remembered. Norms of spikes are remembered, too, so
-that a level that lasts is the usual one after half a window. (Skipping what lies far from the last
-128 steps is the practice of OLMo 2, arXiv:2501.00656; it looks at six standard deviations.)
+A spike is an update whose gradient norm is many times the median of recent finite norms. Neither a
+NaN nor a spike moves the median far, whereas one bad step distorts a mean and a standard deviation
+for the whole window. The norms of spikes are also stored, so that a lasting new level becomes
+normal after half a window. (OLMo 2, arXiv:2501.00656, skips updates that are six standard
+deviations from the last 128 steps.)
 """
 
 import jax
@@ -14,19 +14,17 @@ WINDOW = 128
 
 
 def empty_norms() -> jax.Array:
-    """Returns the norms that are remembered at the beginning: float32 [WINDOW], newest first; 0
-    stands for none.
-    """
+    """Returns the norms stored at the start: float32 [WINDOW], newest first; 0 means no norm."""
     return jnp.zeros([WINDOW], jnp.float32)
 
 
 def should_apply(
     loss: jax.Array, norm: jax.Array, recent: jax.Array, *, spike_factor: float
 ) -> jax.Array:
-    """Returns whether to make this update (a boolean scalar); with a `spike_factor` of 0 if it is
-    finite.
+    """Returns whether to apply this update (a boolean scalar); if `spike_factor` is 0, whether it
+    is finite.
 
-    As long as fewer than WINDOW norms are remembered, nothing is a spike.
+    With fewer than WINDOW stored norms, no update is a spike.
     """
     is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     if not spike_factor:

@@ -1,4 +1,4 @@
-"""StableAdamW: AdamW whose step shrinks, tensor by tensor, where the second moment lags behind.
+"""StableAdamW: AdamW with a smaller step for tensors with an outdated second moment.
 
 Wortsman et al. 2023, "Stable and low-precision training for large-scale vision-language models"
 (arXiv:2304.13013), as ModernBERT trains with it (AnswerDotAI/ModernBERT src/optimizer.py, from the
@@ -37,7 +37,7 @@ class StableAdamW(Optimizer, kind="stable_adamw"):
         beta1, beta2, epsilon = self.beta1, self.beta2, self.epsilon
 
         def init(params):
-            # Two trees, not one twice: the step donates its buffers, and each only once.
+            # Two separate trees: the step donates its buffers, and each only once.
             mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
             return optax.ScaleByAdamState(count=jnp.zeros([], jnp.int32), mu=mu, nu=nu)
 
@@ -65,7 +65,7 @@ class StableAdamW(Optimizer, kind="stable_adamw"):
 
 
 def _joined_rms(gradients: Any, nu: Any, epsilon: float) -> Any:
-    """Returns the rms of each tensor, the same one for those that other systems join."""
+    """Returns the rms of each tensor; tensors that other libraries join share it."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(gradients)
     groups = [(path[:-2], role.joined) if (role := role_of(path)) and role.joined else path
               for path, _ in leaves]  # fmt: skip

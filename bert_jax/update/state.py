@@ -1,6 +1,6 @@
 """The state that training carries from one step to the next.
 
-No random key: it follows from seed and step.
+It has no random key, because seed and step determine all randomness.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class TrainState:
 
     @classmethod
     def create(cls, config: TrainConfig, params: bert.Params | None = None) -> Self:
-        """Returns a run's beginning: fresh parameters from the seed, or the given ones; zero
+        """Returns the start of a run: new parameters from the seed, or the given ones; zero
         moments.
         """
         if params is None:
@@ -40,7 +40,7 @@ class TrainState:
 
     @classmethod
     def initial(cls, config: TrainConfig, mesh: Mesh) -> Self:
-        """Returns `create(config)`, each part of it computed where it is to lie."""
+        """Returns `create(config)`, with each array computed on the devices that store it."""
         if jax.process_count() == 1:
             # One operation at a time, each compiled once for all runs of this process.
             return cls.create(config).to_mesh(mesh, shard_weights=config.mesh.shard_weights)
@@ -62,7 +62,7 @@ class TrainState:
         )
 
     def to_mesh(self, mesh: Mesh, *, shard_weights: bool = True) -> Self:
-        """Returns the same state, laid out over the mesh."""
+        """Returns the same state, sharded over the mesh."""
         return jax.device_put(
             self, sharding.param_shardings(self, mesh=mesh, shard_weights=shard_weights)
         )

@@ -31,8 +31,8 @@ def train_step(
     rates: Any = None,
     phase: int = 0,
 ) -> tuple[TrainState, Metrics]:
-    """Makes one update of a phase on a global batch. The metrics, float32 scalars, are those before
-    the update.
+    """Makes one update of a phase on a global batch. The metrics, float32 scalars, are computed
+    before the update.
 
     Each part of the loss is a mean over the whole global batch, for any mesh and any number of
     microbatches. A bad update (skip_updates.py) is skipped: `step` increases, parameters and the
@@ -52,7 +52,7 @@ def train_step(
 
     def loss(params, batch, rows_B):
         if rates is not None:
-            # Frozen parameters have no gradient, and no part in its norm.
+            # Frozen parameters have no gradient and do not count in its norm.
             params = jax.tree.map(lambda p, r: p if r else jax.lax.stop_gradient(p), params, rates)
         key = DropoutKey.create(seed=config.seed, step=state.step, rows_B=rows_B)
         sums = objective.forward(params, batch, config=config, key=key)
@@ -121,10 +121,9 @@ def lower_train_step(
     phase: int = 0,
     platform: str | None = None,
 ) -> Any:
-    """Returns the train step of a phase, lowered for the shapes and shardings of arrays or their
-    descriptions.
+    """Returns the train step of a phase, lowered for the shapes and shardings of its arguments.
 
-    `platform` is the platform of described devices; None for the devices of this process.
+    `platform` is the platform of described devices; None means the devices of this process.
     """
 
     def step(state, batch):
@@ -143,9 +142,9 @@ def lower_eval_step(
     objective: Objective,
     platform: str | None = None,
 ) -> Any:
-    """Returns the evaluation step, from parameters and a batch to sums, lowered in the same way.
+    """Returns the lowered evaluation step, a function from parameters and a batch to sums.
 
-    Rows of weight 0 do not count.
+    Rows with weight 0 do not count.
     """
 
     def step(params, batch):

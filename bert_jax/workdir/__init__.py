@@ -1,1 +1,1 @@
-"""A run on disk: checkpoints, logs, config, and what a later process makes of them."""
+"""The files of a run: checkpoints, logs and config, in a folder or a bucket."""

@@ -1,12 +1,12 @@
-"""Checkpoints of a run under `workdir/checkpoints/STEP/`; the only module that uses orbax.
+"""Checkpoints of a run under `workdir/checkpoints/STEP/`; the only module that uses Orbax.
 
-Orbax's v1 API, not v0's CheckpointManager: v1 is what its documentation teaches, and v0 leaves the
-top level with release 1.0. Only arrays are stored and loaded (as OCDBT), never pickled objects:
-loading a checkpoint executes no Python.
+It uses Orbax's v1 API, because v0's CheckpointManager leaves the top level with release 1.0. Only
+arrays are stored and loaded (as OCDBT), never pickled objects: loading a checkpoint executes no
+Python code.
 
 A step is a directory with a manifest (manifest.py), which is written after Orbax's commit. Older
-steps are removed after that, so there is always a whole step. A process that ends between the
-commit and the manifest loses the step (recovery.py).
+steps are removed after that, so that there is always a complete step. A process that ends between
+the commit and the manifest loses the step (recovery.py).
 """
 
 import contextlib
@@ -34,10 +34,10 @@ from bert_jax.workdir import location, log_reader, manifest, storage
 DIRECTORY, SET_ASIDE = location.CHECKPOINTS, "set_aside"
 # Part of the names of Orbax's unfinished saves.
 _UNFINISHED = ".orbax-checkpoint-tmp"
-# Orbax's last file. In a bucket a step is written in place, so only this file marks it as whole.
+# Orbax's last file. In a bucket a step is written in place, so only this file marks it as complete.
 _COMMITTED = "commit_success.txt"
-# Devices that have copies of an array each write a part of it. A part costs a compiled program, a
-# transfer and a chunk, which a megabyte is worth and a bias is not.
+# Devices with copies of an array each write a part of it. A part costs a compiled program, a
+# transfer and a chunk, which is worth it for a megabyte but not for a bias.
 _SAVING = ocp.options.ArrayOptions.Saving(min_slice_bytes_for_replica_parallel=2**20)
 
 
@@ -52,8 +52,9 @@ class Checkpoints:
         facts: Mapping[str, Any] | None = None,
         on_saved: Callable[[int, float], None] | None = None,
     ):
-        """`facts` are added to each manifest. `on_saved(step, seconds)` is called after each whole
-        save, from the thread that waits for it. Process 0 uses both."""
+        """`facts` are added to each manifest. `on_saved(step, seconds)` is called after each
+        complete save, from the thread that waits for it. Only process 0 uses both.
+        """
         # Orbax raises its errors, and would also log a page of tracebacks.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._workdir, self._config = workdir, config
@@ -62,13 +63,13 @@ class Checkpoints:
         self._root = self._location.checkpoints
         self._finisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
         self._under_way: Future | None = None
-        # The last step that is whole.
+        # The last complete step.
         self.committed: int | None = None
 
     def save(self, state: TrainState, *, step: int) -> None:
-        """Starts a save and returns once the arrays are copied. Waits for the save before it.
+        """Starts a save and returns once the arrays are copied. Waits for the previous save first.
 
-        Raises StorageFailed if one of the two cannot be written; Unreachable if the network failed.
+        Raises StorageFailed if either save cannot be written; Unreachable if the network failed.
         """
         self.wait()
         began = time.monotonic()
@@ -78,7 +79,7 @@ class Checkpoints:
         self._under_way = self._finisher.submit(self._finish, response, step, began)
 
     def wait(self) -> bool:
-        """Returns when the save under way is whole; False if there was none.
+        """Returns when the current save is complete; False if there was none.
 
         Raises StorageFailed or Unreachable if the save failed.
         """
@@ -110,12 +111,12 @@ class Checkpoints:
                 self._on_saved(step, time.monotonic() - began)
             try:
                 self._remove_old()
-            except Unreachable as error:  # the step is whole; the next save removes the old steps
+            except Unreachable as error:  # the step is complete; the next save removes old steps
                 note(str(error))
         self.committed = step
 
     def _remove_old(self) -> None:
-        """Removes the steps that are not to be kept, and the rest of failed saves."""
+        """Removes the steps that are not kept, and the remains of failed saves."""
         there = _directories(self._workdir, patience=0)
         whole = [step for step, is_whole in there.items() if is_whole]
         keep_last, keep_every = self._config.keep_last, self._config.keep_every
@@ -136,7 +137,7 @@ class Checkpoints:
             if network.is_transient(error):
                 raise network.unreachable(str(self._workdir), error) from error
             is_first = not self._location.is_in_bucket and not steps(self._workdir)
-            before = "No step was saved yet" if is_first else "Steps saved before it are intact"
+            before = "No step was saved yet" if is_first else "Earlier steps are intact"
             raise StorageFailed(
                 f"a checkpoint could not be saved: {_first_line(error)}. {before}; free or repair "
                 "the storage and run the same command again."
@@ -146,27 +147,27 @@ class Checkpoints:
 def steps(workdir: Path, *, patience: float | None = None) -> list[int]:
     """Returns the steps with a manifest, ascending; `problem` verifies their bytes.
 
-    Repeats requests for `patience` seconds while the network fails.
+    Retries for `patience` seconds while the network fails.
     """
     there = _directories(workdir, patience=patience)
     return [step for step, is_whole in there.items() if is_whole]
 
 
 def incomplete_steps(workdir: Path) -> list[int]:
-    """Returns the steps without a manifest, ascending: their save did not end, or they were
+    """Returns the steps without a manifest, ascending: their save was interrupted, or they were
     changed.
     """
     return [step for step, is_whole in _directories(workdir).items() if not is_whole]
 
 
 def is_committed(workdir: Path, step: int) -> bool:
-    """Returns whether all files of a step were written, and none was removed by `remove`."""
+    """Returns whether all files of a step were written, and `remove` has removed none."""
     place = location.at(workdir)
     return place.asking((place.checkpoints / str(step) / _COMMITTED).exists)
 
 
 def problem(workdir: Path, step: int) -> str | None:
-    """Returns what is wrong with a step, naming the file; None if every byte is as it was saved.
+    """Returns the problem of a step with the file name; None if every byte is unchanged.
 
     Raises Unreachable if the network fails.
     """
@@ -175,7 +176,7 @@ def problem(workdir: Path, step: int) -> str | None:
 
 
 def describe(workdir: Path, step: int) -> tuple[int, str, str | None]:
-    """Returns the bytes and the time of a step, and what is wrong with its manifest.
+    """Returns the bytes and the time of a step, and the problem of its manifest, if any.
 
     No other file is read.
     """
@@ -199,7 +200,7 @@ def kept_of(
 
 
 def remove(workdir: Path, step: int, *, patience: float | None = None) -> None:
-    """Removes one step. An interruption leaves a directory that is neither whole nor committed."""
+    """Removes one step. An interruption leaves a directory that is not committed."""
     place = location.at(workdir)
     directory = place.checkpoints / str(step)
 
@@ -213,7 +214,7 @@ def remove(workdir: Path, step: int, *, patience: float | None = None) -> None:
 
 
 def set_aside(workdir: Path, step: int) -> str:
-    """Moves one step to `set_aside/STEP-TIME`, where it does not count; returns the new place."""
+    """Moves one step to `set_aside/STEP-TIME`, where it is ignored; returns the new path."""
     place = location.at(workdir)
     root = place.checkpoints
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")
@@ -223,7 +224,7 @@ def set_aside(workdir: Path, step: int) -> str:
 
 
 def remove_unfinished(workdir: Path) -> None:
-    """Removes the files of saves that were cut off: Orbax writes them under another name."""
+    """Removes the files of interrupted saves, which Orbax writes under another name."""
     place = location.at(workdir)
     place.asking(lambda: _remove_unfinished(place.checkpoints))
 
@@ -247,7 +248,8 @@ def _directories(workdir: Path, *, patience: float | None = None) -> dict[int, b
 
 
 def load_state(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> TrainState:
-    """Returns the state of `step` in the layout of `mesh`, whatever mesh it was saved on.
+    """Returns the state of `step` with the sharding of `mesh`, independent of the mesh it was saved
+    on.
 
     Raises NoUsableCheckpoint if it cannot be read. Call `problem` first: changed bits are read
     without an error.
@@ -261,8 +263,8 @@ def load_part(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh:
     """Returns one field of the state of `step`, such as "params"; the others are not read."""
     path, there = location.at(workdir).checkpoints / str(step), None
     if part == "params" and config.optimizer.kind not in OPTIMIZERS:
-        # An extension that is not loaded here registers the optimizer, so the checkpoint has to
-        # describe its arrays.
+        # If the optimizer's extension is not loaded, the checkpoint itself must describe its
+        # arrays.
         config = dataclasses.replace(config, optimizer=OptimizerConfig())
         with _reading(workdir, path):
             there = ocp.metadata(str(path)).metadata
@@ -272,7 +274,7 @@ def load_part(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh:
 
 
 def load_arrays(workdir: Path, wanted: Any, *, step: int) -> Any:
-    """Returns the arrays of one step that `wanted` describes: shapes, types and shardings."""
+    """Returns the arrays of one step that `wanted` describes by shape, type and sharding."""
     path = location.at(workdir).checkpoints / str(step)
     with _reading(workdir, path):
         return ocp.load(str(path), wanted)
@@ -280,7 +282,7 @@ def load_arrays(workdir: Path, wanted: Any, *, step: int) -> Any:
 
 @contextlib.contextmanager
 def _reading(workdir: Path, path: Any) -> Iterator[None]:
-    """Raises NoUsableCheckpoint for any error of Orbax with files that it has not written so."""
+    """Raises NoUsableCheckpoint for errors of Orbax with unreadable files."""
     try:
         yield
     except Exception as error:
@@ -289,8 +291,8 @@ def _reading(workdir: Path, path: Any) -> Iterator[None]:
         if isinstance(error, BertJaxError | MemoryError | jax.errors.JaxRuntimeError):
             raise
         raise NoUsableCheckpoint(
-            f"checkpoint {path} cannot be read: {_first_line(error)}. Name an earlier step "
-            f"(there are {', '.join(map(str, steps(workdir))) or 'none'})."
+            f"checkpoint {path} cannot be read: {_first_line(error)}. Use an earlier step "
+            f"(available: {', '.join(map(str, steps(workdir))) or 'none'})."
         ) from error
 
 

@@ -1,8 +1,8 @@
-"""Says where a run's wall time went: a goodput account from its own records.
+"""Accounts for a run's wall time (goodput), from its own records.
 
-Every part is measured by the process that spent it and written as it went (events.jsonl,
-metrics.jsonl); what was interrupted is found afterwards: rows that were trained twice are lost
-work, and what no record explains is `unaccounted`.
+Every part is measured by the process that spent it and recorded as it happened (events.jsonl,
+metrics.jsonl). Interruptions are derived afterwards: steps that were trained twice are lost work,
+and time without a record is `unaccounted`.
 """
 
 import itertools
@@ -27,15 +27,15 @@ PARTS = (
 def account(workdir: Path) -> dict[str, Any]:
     """Returns `{"wall_seconds", "goodput", "seconds": {part: ...}, "step", "starts", ...}`.
 
-    `training` is time in steps that count, `data_wait` the part of them spent waiting for the
-    loader; `saving` is what a save held the loop up, not what it took in the background; `down` is
-    the time between one process's last word and the next one's start, unless the run was finished:
-    then nothing waited for it, and it is no part of the wall time. The parts add up to the wall
-    time. Goodput is training over wall time.
+    `training` is time in steps that count, without `data_wait`, the time in steps spent waiting for
+    the data loader; `saving` is the time that saves blocked the loop, without background writes;
+    `down` is the time between the last record of one process and the start of the next, except
+    after a finished run, which does not count as wall time. The parts sum to the wall time. Goodput
+    is training over wall time.
     """
     events = log_reader.read_events(workdir)
     rows = [row for row in log_reader.read_rows(workdir) if row.get("split") is None]
-    # The time of a branch begins where it does: the rows before are of the run that it is of.
+    # The time of a branch starts at the branch: earlier rows belong to the original run.
     begun = max((e["step"] for e in events if e.get("event") == "branch"), default=0)
     own = [row for row in rows if row["step"] > begun]
     lost = [r for r in log_reader.read_lines(workdir / location.ASIDE) if r.get("split") is None]
@@ -49,7 +49,7 @@ def account(workdir: Path) -> dict[str, Any]:
             seconds[part] += event.get("seconds", 0.0)
     wall, alive = _spans(events, own + lost)
     seconds["down"] = wall - alive
-    if alive:  # without events nobody knows
+    if alive:  # unknown without events
         seconds["unaccounted"] = alive - sum(seconds[p] for p in PARTS if p != "down")
 
     def count(name: str) -> int:
@@ -77,7 +77,9 @@ _PART_OF = {
 
 
 def _step_seconds(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """Returns seconds in steps, and of these seconds waiting for data, over the rows' steps."""
+    """Returns the seconds in steps, and the part of them spent waiting for data, over the rows'
+    steps.
+    """
     trained = waited = 0.0
     for row in rows:
         steps = row.get("steps", 1)
@@ -87,13 +89,12 @@ def _step_seconds(rows: list[dict[str, Any]]) -> tuple[float, float]:
 
 
 def processes(workdir: Path) -> list[dict[str, Any]]:
-    """Returns each process that worked on the run, in their order.
+    """Returns each process that worked on the run, in order.
 
-    `began` and `ended` are seconds since the first of them began; `from_step` and `to_step` are the
-    steps that it began at and came to; `end` says how it ended: "finished", "preempted", "stopped"
-    with a `reason`, or "no last word", as after a kill. Of a run that goes on it is "no last word",
-    too. `devices`, `device_kind`, `processes` and `versions` are those that it logged, and `parts`
-    its events that took time: `[part, from, to]`, lost work last.
+    `began` and `ended` are seconds since the start of the first process; `from_step` and `to_step`
+    are the first and last step; `end` is "finished", "preempted", "stopped" with a `reason`, or "no
+    last word" after a kill or while the run continues. `devices`, `device_kind`, `processes` and
+    `versions` are as logged, and `parts` are its timed events: `[part, from, to]`, lost work last.
     """
     events = log_reader.read_events(workdir)
     rows = [row for row in log_reader.read_rows(workdir) if row.get("split") is None]
@@ -102,7 +103,7 @@ def processes(workdir: Path) -> list[dict[str, Any]]:
     lives = _lives(events, rows + lost)
     found = []
     for number, (start, (began, ended)) in enumerate(zip(starts, lives, strict=True)):
-        # Its rows and events: those until the next process tells of its start.
+        # Its rows and events: those before the start of the next process.
         after = starts[number + 1]["time"] if number + 1 < len(starts) else float("inf")
         own = [e for e in events if start["time"] <= e.get("time", 0.0) < after]
         steps = [r["step"] for r in rows + lost if start["time"] <= r.get("time", 0.0) < after]
@@ -135,7 +136,7 @@ _LAST = {"stop": "finished", "preempt": "preempted"}
 
 
 def _lives(events: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Returns when each process began, and its last word, in seconds since 1970."""
+    """Returns the start and the last record of each process, in seconds since 1970."""
     spoken = [e["time"] for e in events if "time" in e] + [r["time"] for r in rows if "time" in r]
     starts = [e["time"] - e.get("seconds", 0.0) for e in events if e.get("event") == "start"]
     return [
@@ -145,9 +146,7 @@ def _lives(events: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[tup
 
 
 def _spans(events: list[dict[str, Any]], rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """Returns seconds from the first start to the last word, and those in which a process was
-    alive.
-    """
+    """Returns the seconds from the first start to the last record, and those of live processes."""
     lives = _lives(events, rows)
     if not lives:
         return 0.0, 0.0

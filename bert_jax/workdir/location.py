@@ -1,10 +1,10 @@
-"""The place of a run: a folder of this machine, or `gs://BUCKET/PATH`.
+"""The place of a run: a local folder, or `gs://BUCKET/PATH`.
 
 Every process works on a local folder. For a run in a bucket this folder is private to the process:
-`opened` fills it with the small files of the run, and `sync` uploads what the trainer has written.
-An object cannot be appended to, so a log in a bucket is a sequence of parts: `sync` writes what was
-appended since the last time as a new object, `metrics-000001.jsonl`, `metrics-000002.jsonl` and so
-on, and `opened` joins them. Checkpoints do not pass through the folder: each host writes its part.
+`opened` downloads the small files of the run, and `sync` uploads what the trainer has written. An
+object cannot be appended to, so a log in a bucket is a sequence of parts: `sync` writes the new
+lines as a new object, `metrics-000001.jsonl`, `metrics-000002.jsonl` and so on, and `opened` joins
+them. Checkpoints bypass the folder: each host writes its part directly.
 """
 
 import atexit
@@ -22,17 +22,17 @@ from bert_jax.workdir import storage
 from bert_jax.workdir.storage import is_address, path_of
 
 _T = TypeVar("_T")
-# Raises WorkdirTaken if another process trains; repeats requests for so many seconds.
+# Raises WorkdirTaken if another process trains; retries for this many seconds.
 Guard = Callable[[float | None], None]
 
 CHECKPOINTS = "checkpoints"
-# Of the process that trains in a folder, and of the process that trains in a bucket (lock.py).
+# Lock files of the process that trains in a folder and in a bucket (lock.py).
 LOCK, OWNER = ".trainer.lock", "trainer.json"
-# `metrics.aside.jsonl` has the rows that a resumed run wrote again.
+# `metrics.aside.jsonl` has the rows that a resumed run replaced.
 METRICS, ASIDE, EVENTS = "metrics.jsonl", "metrics.aside.jsonl", "events.jsonl"
 _LOGS = (ASIDE, METRICS, EVENTS)
 CURVES, _TOKENIZER, _CONFIG = "tensorboard", "tokenizer", "config.json"
-# Other files that a run needs on another machine; the rest stays in the bucket.
+# Other files that a run needs on another machine; all others stay in the bucket.
 _READ = ("result.json", _CONFIG)
 _PART = re.compile(r"(.+)-([0-9]{6})((?:\.[^./]+)?)")
 
@@ -51,7 +51,8 @@ class Location:
             self.path = path
         # Called before each upload.
         self.guard: Guard = lambda patience: None
-        # What the bucket has: the parts of each log with their sizes, the state of other files.
+        # The contents of the bucket: the parts of each log with their sizes, the state of other
+        # files.
         self._parts: dict[str, list[tuple[str, int]]] = {}
         self._stamps: dict[str, tuple[int, int]] = {}
 
@@ -66,13 +67,13 @@ class Location:
         return self.root / CHECKPOINTS
 
     def asking(self, call: Callable[[], _T], *, patience: float | None = None) -> _T:
-        """Returns what `call` returns; repeats it for `patience` seconds while the network fails
-        (default: network.PATIENCE). Raises as `failures`.
+        """Returns the result of `call`; retries for `patience` seconds while the network fails
+        (default: network.PATIENCE). Raises the errors of `failures`.
         """
         return storage.asking(self.name, call, patience=patience)
 
     def failures(self) -> contextlib.AbstractContextManager[None]:
-        """Raises errors of a bucket as Unreachable or StorageFailed, and errors of a folder
+        """Raises errors of a bucket as Unreachable or StorageFailed; errors of a folder are
         unchanged.
         """
         return storage.failures(self.name)
@@ -80,27 +81,27 @@ class Location:
     # --- any file
 
     def inside(self, *parts: str) -> str:
-        """Returns a place inside of this one."""
+        """Returns a path inside this place."""
         return "/".join((self.name, *parts))
 
     def names(self) -> list[str]:
-        """Returns the names in this place; none if it does not exist."""
+        """Returns the names in this place; empty if it does not exist."""
         return self.asking(lambda: storage.names_in(self.root))
 
     def document(self, name: str) -> bytes | None:
-        """Returns the content of a file in this place; None if there is no such file."""
+        """Returns the content of a file in this place; None if the file does not exist."""
         place = self.root / name
         return self.asking(lambda: place.read_bytes() if place.exists() else None)
 
     def write_text(self, name: str, text: str) -> None:
-        """Writes a file into this place, whole or not at all."""
+        """Writes a file into this place, atomically."""
         if self.is_in_bucket:
             self.asking(lambda: (self.root / name).write_text(text))
         else:
             files.write_whole(self.path / name, text)
 
     def remove(self) -> None:
-        """Removes this place with its content, if it exists."""
+        """Removes this place and its content, if it exists."""
         self.asking(lambda: self.root.rmtree() if self.root.exists() else None)
 
     def move(self, source: Any, target: Any) -> None:
@@ -110,7 +111,7 @@ class Location:
             shutil.move(source, target)
         elif source.is_dir():
             storage.copy_tree(source, target)
-            # After all copies: a directory of a bucket is gone when its last object is removed.
+            # After all copies: a directory in a bucket disappears with its last object.
             source.rmtree()
         else:
             source.copy(target, overwrite=True)
@@ -119,7 +120,7 @@ class Location:
     # --- the local folder of a run in a bucket
 
     def download(self) -> None:
-        """Fills a new local folder with the small files of the run in a bucket, if there is one."""
+        """Downloads the small files of a run in a bucket, if it exists, to a new local folder."""
         self.path = Path(tempfile.mkdtemp(prefix="bert-jax-"))
         atexit.register(shutil.rmtree, self.path, ignore_errors=True)
         _opened[self.path] = self
@@ -128,8 +129,8 @@ class Location:
     def _download(self) -> None:
         root, there = self.root, set(storage.names_in(self.root))
         if _CONFIG not in there:
-            # An interrupted start leaves a tokenizer. Other names make the folder one that is
-            # neither free nor a run.
+            # An interrupted start leaves a tokenizer. Other names make the folder neither free nor
+            # a run.
             for name in there - {OWNER, _TOKENIZER, *_READ}:
                 (self.path / name).touch()
                 self._stamps[name] = _stamp(self.path / name)
@@ -150,9 +151,9 @@ class Location:
                 (self.path / log).write_bytes(content)
 
     def sync(self, *, patience: float | None = None) -> None:
-        """Uploads what was written since the last time, if the run is in a bucket.
+        """Uploads what was written since the last call, if the run is in a bucket.
 
-        Raises WorkdirTaken if another process trains there now.
+        Raises WorkdirTaken if another process now trains there.
         """
         if self.is_in_bucket:
             self.guard(patience)
@@ -162,11 +163,11 @@ class Location:
         found = [str(f.relative_to(self.path)) for f in self.path.rglob("*") if f.is_file()]
         curves = [name for name in found if name.startswith(f"{CURVES}/")]
         if curves and not self._parts.keys() & set(curves) and (self.root / CURVES).is_dir():
-            # Every process that trains draws all curves from the beginning.
+            # Every training process writes all curves from the start.
             (self.root / CURVES).rmtree()
         for name in sorted(curves) + [log for log in _LOGS if log in found]:
             self._append(name)
-        # A place with a config is a run: the config is written last.
+        # A place with a config is a run, so the config is written last.
         others = {*found}.difference(curves, _LOGS)
         for name in sorted(others, key=lambda name: (name == _CONFIG, name)):
             if self._stamps.get(name) != (stamp := _stamp(self.path / name)):
@@ -174,7 +175,7 @@ class Location:
                 self._stamps[name] = stamp
 
     def _append(self, name: str) -> None:
-        """Writes what a file has more than its parts as a new part."""
+        """Writes the bytes of a file beyond its parts as a new part."""
         parts = self._parts.setdefault(name, [])
         with (self.path / name).open("rb") as file:
             file.seek(sum(size for _, size in parts))
@@ -184,14 +185,14 @@ class Location:
         last = _PART.fullmatch(parts[-1][0]) if parts else None
         part = _part(name, int(last[2]) + 1 if last else 1)
         if storage.write_version(self.root / part, content, None) is None:
-            # Written by an earlier request of this process that got no answer, or by a process
-            # that was the trainer before. The guard ends this process if it is the trainer no more.
+            # Written by an unanswered earlier request of this process, or by a process that was the
+            # trainer before. The guard ends this process if it is no longer the trainer.
             self.guard(None)
             (self.root / part).write_bytes(content)
         parts.append((part, len(content)))
 
     def cut(self, log: str, size: int) -> None:
-        """Removes what a log has beyond `size` bytes."""
+        """Removes the bytes of a log beyond `size`."""
         self.sync()  # nothing is removed before it is stored elsewhere
         start = 0
         for part in log_files(self.path, log):
@@ -203,7 +204,7 @@ class Location:
 
     def _cut(self, log: str, size: int) -> None:
         parts = self._parts[log]
-        # From the end: what is left after an interruption is a beginning of the log.
+        # From the end: after an interruption, the rest is still a prefix of the log.
         while parts and (start := sum(n for _, n in parts[:-1])) + parts[-1][1] > size:
             part, _ = parts.pop()
             if start >= size:
@@ -213,14 +214,14 @@ class Location:
                 parts.append((part, size - start))
 
 
-# The places in a bucket that this process has opened, by their local folders.
+# The places in a bucket that this process has opened, by local folder.
 _opened: dict[Path, Location] = {}
 
 
 def at(place: Path | str) -> Location:
     """Returns the location of a folder, of an address, or of the folder of an opened location.
 
-    Nothing is read. Raises UsageError for an address that is not in Cloud Storage.
+    Reads nothing. Raises UsageError for an address that is not in Cloud Storage.
     """
     if is_address(place):
         path_of(place)
@@ -231,9 +232,9 @@ def at(place: Path | str) -> Location:
 def opened(place: Path | str, *, guard: Guard | None = None) -> Location:
     """Returns the location of a run, with a local folder `path`.
 
-    The trainer gives the guard of its lock (lock.py); without a guard the location is to be read.
+    The trainer passes the guard of its lock (lock.py); without a guard the location is read-only.
     Raises UsageError for an address that is not in Cloud Storage, StorageFailed if the bucket
-    cannot be read, Unreachable if the network fails for long.
+    cannot be read, Unreachable after a long network failure.
     """
     found = at(place)
     if is_address(place):
@@ -244,7 +245,7 @@ def opened(place: Path | str, *, guard: Guard | None = None) -> Location:
 
 def log_files(folder: Path, log: str) -> list[Path]:
     """Returns the files of a log in a folder, in order: one, or the parts if the run was copied
-    from a bucket; none if there is no log.
+    from a bucket; empty if the log does not exist.
     """
     return [folder / part for part in _parts_among(storage.names_in(folder), log)]
 

@@ -1,10 +1,10 @@
 """One trainer per workdir: a file lock in a folder, an object with a heartbeat in a bucket.
 
 The file lock (file_lock.py) ends with its process. The object, `trainer.json`, names the process
-and is renewed every few seconds. It is written only over the generation that was read, which the
-bucket itself checks, so of two processes one succeeds. An object that was not renewed for `SECONDS`
-belongs to a process that is gone, and the next process replaces it. Its age is a difference of two
-times of the bucket's clock; clocks of machines are not compared.
+and is renewed every few seconds. It is only written over the generation that was read, which the
+bucket checks, so that one of two processes succeeds. An object that was not renewed for `SECONDS`
+belongs to a dead process and is replaced. Its age is the difference of two times of the bucket's
+clock; clocks of machines are not compared.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ from bert_jax.runtime import distributed
 from bert_jax.workdir import location, storage
 from bert_jax.workdir.location import LOCK, OWNER, Guard, Location
 
-# A process that has not renewed its object for so long is gone, or will find out that it has lost
+# A process that has not renewed its object for this long is dead, or will notice that it has lost
 # the workdir.
 SECONDS = 60.0
 _RENEWAL_SECONDS = 5.0
-# A process that is about to end may hold the workdir for so long.
+# A process that is about to end may hold the workdir for this long.
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
-# Within so long a host sees what another host has written to a shared folder (NFS: up to 30 s, but
+# Time within which a host sees the writes of another host to a shared folder (NFS: up to 30 s, but
 # at once in a folder that is listed).
 _SEEN_SECONDS = 10.0
 _REMEDY = "wait until it has ended, end it, or choose another `workdir`"
@@ -53,8 +53,8 @@ def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[G
     """Holds a workdir, in process 0, until the block or the process ends.
 
     Yields the guard for `location.opened`. With a mesh all of its processes enter together. Raises
-    UsageError, in all processes, if another trainer holds the workdir or one of them does not see
-    the folder of process 0; StorageFailed or Unreachable if nothing can be written there.
+    UsageError, in all processes, if another trainer holds the workdir or a process does not see the
+    folder of process 0; StorageFailed or Unreachable if the workdir is not writable.
     """
     place = location.at(workdir)
     was_there = not place.is_in_bucket and place.path.exists()
@@ -77,7 +77,7 @@ def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[G
                 take()
             else:
                 with jax.set_mesh(mesh):
-                    # All processes have met before one of them may wait for long.
+                    # All processes must connect before one of them may wait for long.
                     distributed.broadcast_from_main(lambda: None)
                     process = distributed.broadcast_from_main(take)
                     if not place.is_in_bucket:
@@ -85,7 +85,7 @@ def only_trainer(workdir: Path | str, *, mesh: Mesh | None = None) -> Iterator[G
             yield guards[-1]
     finally:
         if not place.is_in_bucket and not was_there:
-            with contextlib.suppress(OSError):  # if there is something in it
+            with contextlib.suppress(OSError):  # if it is not empty
                 place.path.rmdir()
 
 
@@ -105,7 +105,7 @@ def _hold_folder(place: Location) -> Iterator[Guard]:
 def _require_shared(place: Location, process: int) -> None:
     """Raises UsageError, in all processes, if one of them does not see the lock of process 0.
 
-    Each process would continue with its own state, and they would wait for each other forever.
+    Otherwise each process would continue with its own state, and wait for the others forever.
     """
     until, path = time.monotonic() + _SEEN_SECONDS, place.path / LOCK
     while not (is_seen := file_lock.holder(path).startswith(f"process {process} ")):
@@ -118,8 +118,8 @@ def _require_shared(place: Location, process: int) -> None:
     blind = distributed.largest(0 if is_seen else jax.process_index())
     if blind:
         error = UsageError(
-            f"`workdir` {place.name}: process {blind} does not see there what process 0 writes; "
-            "choose a folder that all hosts share, or gs://BUCKET/PATH"
+            f"`workdir` {place.name}: process {blind} does not see the files that process 0 writes "
+            "there; choose a folder that all hosts share, or gs://BUCKET/PATH"
         )
         raise distributed.everywhere(error)
 
@@ -145,13 +145,13 @@ class _Owner:
             "token": secrets.token_hex(16),
         }
         self._generation: str | None = None
-        # The message if another process has the workdir now.
+        # The message once another process has the workdir.
         self._lost = ""
         self._one_at_a_time, self._ended = threading.Lock(), threading.Event()
 
     def take(self) -> None:
-        """Waits until a process that is gone has lost the workdir. Raises UsageError if the other
-        process is alive.
+        """Waits until a dead process has lost the workdir. Raises UsageError if the other process
+        is alive.
         """
         began, first = time.monotonic(), None
         while True:
@@ -174,8 +174,8 @@ class _Owner:
         threading.Thread(target=self._keep, daemon=True, name="heartbeat").start()
 
     def renew(self, patience: float | None) -> None:
-        """Renews the object. Raises WorkdirTaken if another process has the workdir now,
-        Unreachable or StorageFailed if the bucket cannot be asked.
+        """Renews the object. Raises WorkdirTaken if another process now has the workdir,
+        Unreachable or StorageFailed if the bucket does not answer.
         """
         with self._one_at_a_time:
             if not (self._lost or self._ended.is_set()):
@@ -184,7 +184,7 @@ class _Owner:
                 raise WorkdirTaken(self._lost)
 
     def release(self) -> None:
-        """Removes the object, if the bucket answers; else the object expires."""
+        """Removes the object, if the bucket answers; otherwise the object expires."""
         self._ended.set()
         if not self._one_at_a_time.acquire(timeout=1.0):
             return
@@ -218,7 +218,7 @@ class _Owner:
         text = json.dumps({**self._fields, "renewed": time.time()}) + "\n"
         written = storage.write_version(self._object, text.encode(), over)
         if written is None:
-            # Another process was faster; or the answer to an earlier request was lost.
+            # Another process was faster, or the answer to an earlier request was lost.
             found = storage.read_version(self._object)
             is_own = found is not None and self._fields["token"] in found.text
             written = found.generation if found is not None and is_own else None

@@ -14,7 +14,7 @@ from bert_jax.workdir.metrics_log import JsonLines
 
 
 def read_rows(workdir: Path) -> list[dict[str, Any]]:
-    """Returns the rows written so far. Errors: `read_lines`."""
+    """Returns the rows written so far. Raises the errors of `read_lines`."""
     rows = read_lines(workdir / METRICS)
     for row in rows:
         if type(row.get("step")) is not int:
@@ -23,22 +23,22 @@ def read_rows(workdir: Path) -> list[dict[str, Any]]:
 
 
 def read_events(workdir: Path) -> list[dict[str, Any]]:
-    """Returns the events written so far, by all processes of the run. Errors: `read_lines`."""
+    """Returns the events written so far, by all processes. Raises the errors of `read_lines`."""
     return read_lines(workdir / EVENTS)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the objects of a log of JSON lines, in one file or in parts; none if there is no log.
+    """Returns the objects of a JSON lines log, in one file or in parts; empty if it does not exist.
 
-    A kill may have cut a line short; such a line is left out. Raises DataDamaged for any other line
-    that is not an object.
+    A line that a kill has truncated is skipped. Raises DataDamaged for any other line that is not
+    an object.
     """
     return [found for _, found in _located(path) if found is not None]
 
 
 def _located(path: Path) -> list[tuple[int, dict[str, Any] | None]]:
-    """Returns each line's end, as a number of bytes from the beginning of the log, and its object;
-    None for a line that was cut short.
+    """Returns each line's end, in bytes from the start of the log, and its object; None for a
+    truncated line.
     """
     content = b"".join(part.read_bytes() for part in location.log_files(path.parent, path.name))
     found, end = [], 0
@@ -50,20 +50,19 @@ def _located(path: Path) -> list[tuple[int, dict[str, Any] | None]]:
             value = json.loads(line)
         except (ValueError, RecursionError):
             value = None
-        # A process that resumes after a kill begins a new line, so a cut line may be anywhere.
+        # A process that resumes after a kill starts a new line, so a truncated line may be
+        # anywhere.
         if not isinstance(value, dict) and not (line.startswith(b"{") and not line.endswith(b"}")):
-            raise DataDamaged(
-                f"{path}, line {number}: not as it was written; repair or remove the line"
-            )
+            raise DataDamaged(f"{path}, line {number}: damaged; repair or remove the line")
         found.append((min(end, len(content)), value))
     return found
 
 
 def standing(events: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Returns the events of a name that belong to the run as it is.
+    """Returns the events of a name that belong to the current run.
 
-    Events after the step at which a process began, or to which the run was rolled back, are left
-    out.
+    Events after the step at which a process started, or to which the run was rolled back, are
+    excluded.
     """
     found: list[dict[str, Any]] = []
     for event in events:
@@ -82,14 +81,14 @@ def skips(events: Sequence[dict[str, Any]], step: float = math.inf) -> list[dict
 
 
 def best_step(workdir: Path, there: Sequence[int]) -> int | None:
-    """Returns the step among `there` that a `best` event named last; None if there is none."""
+    """Returns the step among `there` that the last `best` event names; None without an event."""
     named = [event["step"] for event in standing(read_events(workdir), "best")]
     return next((step for step in reversed(named) if step in there), None)
 
 
 def unexpected(events: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
-    """Returns the step and the text of each warning about an unexpected loss, each reason once: a
-    process does not know what an earlier process has logged.
+    """Returns the step and the text of each warning about an unexpected loss, once per reason: a
+    process does not know the warnings of earlier processes.
     """
     first: dict[str, dict[str, Any]] = {}
     for event in standing(events, "unexpected"):
@@ -100,7 +99,7 @@ def unexpected(events: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
 def unit_of(task: Mapping[str, Any] | None, score: str) -> str:
     """Returns " %" if a score of a run with this task is a percentage; other scores are fractions.
 
-    A kind that an extension registers, and that is not loaded here, is not known.
+    Kinds that an extension registers are unknown unless it is loaded.
     """
     kind = str((task or {}).get("kind"))
     if kind not in TASK_KINDS or score.endswith("_threshold"):
@@ -109,9 +108,9 @@ def unit_of(task: Mapping[str, Any] | None, score: str) -> str:
 
 
 def set_aside_after(workdir: Path, step: int) -> list[dict[str, Any]]:
-    """Rewinds `metrics.jsonl` to `step` and returns the rows that stay.
+    """Rewinds `metrics.jsonl` to `step` and returns the remaining rows.
 
-    The resumed run writes the rows of later steps again; they move to `metrics.aside.jsonl`.
+    The rows of later steps move to `metrics.aside.jsonl`; the resumed run writes them again.
     """
     rows, located = read_rows(workdir), _located(workdir / METRICS)
     later = [row for row in rows if row["step"] > step]

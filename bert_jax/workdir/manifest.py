@@ -1,11 +1,12 @@
-"""A step's manifest: the size and the MD5 of each file, so that no run resumes from damaged bytes.
+"""A step's manifest: the size and MD5 of each file, so that no run resumes from damaged bytes.
 
-Orbax restores flipped bits without an error. So each committed step gets `manifest.json`, written
-last. A directory without a manifest is not a step: its save was cut off, or it was changed.
+Orbax restores flipped bits without an error. Therefore each committed step gets `manifest.json`,
+written last. A directory without a manifest is not a step: its save was interrupted, or it was
+changed.
 
-MD5, because a bucket reports it for each object: there neither writing nor comparing a manifest
-reads a file. CRC-32C, which a bucket reports as well, does not tell two files of tensorstore apart:
-they end with their own CRC-32C, which makes the CRC-32C of the whole file a constant.
+MD5, because a bucket reports it for each object, so that neither writing nor verifying a manifest
+reads a file there. CRC-32C, which a bucket also reports, cannot distinguish files of tensorstore:
+they end with their own CRC-32C, which makes the CRC-32C of the whole file constant.
 """
 
 import hashlib
@@ -24,7 +25,9 @@ _FORMAT = 2
 
 
 def write(step_directory: Any, **facts: Any) -> None:
-    """Describes every file under `step_directory` (an `epath.Path`), and adds `facts`."""
+    """Writes the sizes and checksums of all files under `step_directory` (an `epath.Path`), and
+    `facts`.
+    """
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     entry = {"format": _FORMAT, "step": int(step_directory.name), "saved_at": now, **facts}
     described = {}
@@ -34,7 +37,7 @@ def write(step_directory: Any, **facts: Any) -> None:
         described[name] = {"size": known.size, "md5": known.md5}
     entry["files"] = described
     text = json.dumps(entry | {"checksum": _checksum(entry)}, indent=1)
-    # Whole or not at all: an object appears when it is complete, a file when it is renamed.
+    # Atomic: an object appears when it is complete, a file when it is renamed.
     building = step_directory / (MANIFEST if is_address(step_directory) else f"{MANIFEST}.new")
     building.write_text(text)
     if building.name != MANIFEST:
@@ -67,9 +70,9 @@ def read(step_directory: Any) -> dict[str, Any]:
 
 
 def problem(step_directory: Any) -> str | None:
-    """Returns what is wrong with a step, naming the file; None if every byte is as it was saved.
+    """Returns the problem of a step with the file name; None if every byte is unchanged.
 
-    Raises the error of a network that fails: the step may be good.
+    Raises network errors: the step may be good.
     """
     try:
         values = read(step_directory)
@@ -89,19 +92,19 @@ def problem(step_directory: Any) -> str | None:
         if found.size != expected["size"]:
             return f"{name} has {found.size} bytes instead of {expected['size']}"
         if found.md5 != expected["md5"]:
-            return f"{name} is damaged: its checksum is not the manifest's"
+            return f"{name} is damaged: its checksum differs from the manifest"
     return None
 
 
 def _raise_unless_missing(step_directory: Any, error: OSError) -> None:
-    """Raises an error of the network or a refusal, which is not a missing or damaged file."""
+    """Raises network and permission errors, which do not mean a missing or damaged file."""
     in_bucket = is_address(step_directory) and not isinstance(error, FileNotFoundError)
     if in_bucket or network.is_transient(error):
         raise error
 
 
 def _files(step_directory: Any) -> dict[str, Object]:
-    """Returns the files of a step but its manifest, with what a bucket reports of them."""
+    """Returns the files of a step except its manifest, with the metadata that a bucket reports."""
     if is_address(step_directory):
         found = storage.objects(step_directory)
     else:
@@ -112,7 +115,7 @@ def _files(step_directory: Any) -> dict[str, Object]:
 
 
 def _measured(path: Any) -> Object:
-    """Returns the size and the MD5 of a file, which is read."""
+    """Returns the size and the MD5 of a file by reading it."""
     size, md5 = 0, hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

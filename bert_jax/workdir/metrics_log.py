@@ -21,7 +21,7 @@ from bert_jax.workdir.location import CURVES, EVENTS, METRICS
 class MetricsLogger:
     """Appends rows to `metrics.jsonl`, TensorBoard and trackers, and events to `events.jsonl`.
 
-    With `is_writer=False` it writes nothing: of several processes, one writes.
+    With `is_writer=False` it writes nothing: only one of several processes writes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class MetricsLogger:
     def open_curves(self, past_rows: Iterable[dict[str, Any]]) -> None:
         """Starts event files, and a run of each tracker, with the rows of the run so far.
 
-        An event file cannot be rewound, so a resumed run draws its curves from the beginning. Does
+        An event file cannot be rewound, so a resumed run writes its curves from the start. Does
         nothing if an earlier phase of this process has started them.
         """
         if self._curves is not None or not self._is_writer:
@@ -70,7 +70,7 @@ class MetricsLogger:
         self._trackers[name] = TRACKERS[name](self._name, self._config, self._workdir)
 
     def _track(self, name: str, call: Callable[[], None]) -> None:
-        """Calls a tracker. One that fails is named once, and training continues without it."""
+        """Calls a tracker. If it fails, logs its name once; training continues without it."""
         try:
             call()
         # Some trackers end the process.
@@ -80,10 +80,10 @@ class MetricsLogger:
             say(f"tracker {name} failed ({what}); training continues without it")
 
     def _draw(self, values: dict[str, Any]) -> None:
-        """Adds a row to the curve of its split: TensorBoard shows one chart for all splits."""
+        """Adds a row to the curve of its split: TensorBoard shows all splits in one chart."""
         assert self._curves is not None
         split = values.get("split", "train")
-        # A full disk may take the file at a later row.
+        # A full disk may accept the file at a later row.
         with contextlib.suppress(OSError):
             if split not in self._curves:
                 directory = self._workdir / CURVES / self._name / split
@@ -96,14 +96,14 @@ class MetricsLogger:
     def row(self, **values: Any) -> None:
         if not self._is_writer:
             return
-        # JSON has no number for a loss that is not finite.
+        # JSON has no numbers for non-finite values.
         is_number = {k: not isinstance(v, float) or math.isfinite(v) for k, v in values.items()}
         self._metrics.row({k: v if is_number[k] else None for k, v in values.items()})
         if self._curves is not None:
             self._draw(values)
 
     def event(self, name: str, **values: Any) -> None:
-        """`seconds` is the duration of what happened, if it has one."""
+        """`seconds` is the duration of the event, if it has one."""
         if not self._is_writer:
             return
         self._events.row({"event": name, "time": time.time(), **values})
@@ -120,7 +120,7 @@ class MetricsLogger:
 
 
 class _Appended:
-    """Appends to a file. What a full disk does not take is kept, and written with a later row."""
+    """Appends to a file. Bytes that a full disk rejects are kept, and written with a later row."""
 
     def __init__(self, path: Path):
         self._file = path.open("ab", buffering=0)
@@ -144,7 +144,7 @@ class _Appended:
 
 
 class JsonLines(_Appended):
-    """A log of JSON lines. After a line that a kill has cut short, begins a new line."""
+    """A log of JSON lines. After a truncated line, starts a new one."""
 
     def __init__(self, path: Path):
         path = [path, *location.log_files(path.parent, path.name)][-1]
@@ -157,10 +157,10 @@ class JsonLines(_Appended):
 
 
 class _EventFile(_Appended):
-    """A file of TensorBoard with one event per row, in TensorBoard's framing and messages.
+    """A TensorBoard file with one event per row, in TensorBoard's framing and messages.
 
-    TensorFlow's own operations take fifty times as long, and a resumed run writes all rows before
-    its first step.
+    TensorFlow's operations take fifty times as long, and a resumed run writes all rows before its
+    first step.
     """
 
     def __init__(self, directory: Path):

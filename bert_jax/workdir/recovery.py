@@ -1,9 +1,9 @@
-"""Chooses the step that a run resumes from: the newest step with the bytes that were saved.
+"""Chooses the step that a run resumes from: the newest step with verified bytes.
 
-Later steps that were once whole are never deleted; they move to `set_aside/`. A step without a
-manifest was never whole: a process that ends between Orbax's commit and the manifest loses it.
+Later steps that were complete are never deleted; they move to `set_aside/`. A step without a
+manifest was never complete: a process that ends between Orbax's commit and the manifest loses it.
 
-A branch is another run, in its own workdir, that continues from one of the steps.
+A branch is another run, in a separate workdir, that continues from one of the steps.
 """
 
 import json
@@ -21,14 +21,14 @@ from bert_jax.workdir.run_directory import CONFIG, TOKENIZER
 def newest_good_step(workdir: Path) -> int | None:
     """Returns the newest step that verifies, and logs the steps that do not. Changes nothing.
 
-    None if there is no step yet; raises NoUsableCheckpoint if there are steps and none verifies.
+    None if no step exists yet; raises NoUsableCheckpoint if steps exist and none verifies.
     """
     damaged = {}
     for step in reversed(checkpoint.steps(workdir)):
         trouble = checkpoint.problem(workdir, step)
         if trouble is None:
             for damaged_step, why in damaged.items():
-                note(f"step {damaged_step} of {location.at(workdir).name} is skipped: {why}")
+                note(f"skipping step {damaged_step} of {location.at(workdir).name}: {why}")
             return step
         damaged[step] = trouble
     if damaged:
@@ -37,7 +37,7 @@ def newest_good_step(workdir: Path) -> int | None:
 
 
 def require_good(workdir: Path, step: int) -> None:
-    """Raises NoUsableCheckpoint if there is no such step, or it is not as it was saved."""
+    """Raises NoUsableCheckpoint if the step does not exist or does not verify."""
     there = checkpoint.steps(workdir)
     if step not in there:
         raise NoUsableCheckpoint(_no_step(workdir, step, there))
@@ -47,19 +47,19 @@ def require_good(workdir: Path, step: int) -> None:
 
 
 def prepare_resume(workdir: Path) -> int | None:
-    """Cleans up the steps of a workdir. Returns the step to resume from; None: from the beginning.
+    """Cleans up the steps of a workdir. Returns the step to resume from; None: from the start.
 
-    Raises NoUsableCheckpoint if steps were saved and none of them verifies, Unreachable if the
-    network fails. Only process 0 calls it.
+    Raises NoUsableCheckpoint if steps were saved but none verifies, Unreachable if the network
+    fails. Only process 0 calls it.
     """
     checkpoint.remove_unfinished(workdir)
     chosen = newest_good_step(workdir)
-    # No event names the step that an averaged checkpoint begins with.
+    # No event names the initial step of an averaged checkpoint.
     is_mean = bool(run_directory.stored(workdir).get("mean_of"))
     if chosen is None and (is_mean or _saved(workdir)):
         raise NoUsableCheckpoint(
-            f"workdir {location.at(workdir).name} had checkpoints that are no longer "
-            "there; put them back, or start again in another `workdir`"
+            f"workdir {location.at(workdir).name}: its checkpoints are missing; restore them, "
+            "or start again in another `workdir`"
         )
     _clear_beyond(workdir, -1 if chosen is None else chosen)
     return chosen
@@ -68,7 +68,7 @@ def prepare_resume(workdir: Path) -> int | None:
 def roll_back(workdir: Path, step: int) -> int:
     """Moves the steps after `step` to set_aside/ and removes their rows. Returns `step`.
 
-    Raises UsageError if there is no such step, NoUsableCheckpoint if it does not verify.
+    Raises UsageError if the step does not exist, NoUsableCheckpoint if it does not verify.
     """
     there = checkpoint.steps(workdir)
     if step not in there:
@@ -85,14 +85,14 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
     """Creates the workdir `output` with one step of the run in `directory`, by default the newest
     good step, and the rows up to it. Returns the step.
 
-    The directory appears whole or not at all. Raises UsageError if `output` is not empty or there
-    is no such step, NoUsableCheckpoint if the step does not verify.
+    The directory is written atomically. Raises UsageError if `output` is not empty or the step does
+    not exist, NoUsableCheckpoint if the step does not verify.
     """
     name_map.require_free(output)
     origin = location.at(directory)
     name, stored = origin.name, run_directory.stored(directory)
     if stored.get("task"):
-        raise UsageError(f"{name} is a fine-tuned model: only a run of pre-training has branches")
+        raise UsageError(f"{name} is a fine-tuned model; only pre-training runs can branch")
     there = checkpoint.steps(directory)
     if step is None:
         step = newest_good_step(directory)
@@ -108,7 +108,7 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
             trouble = checkpoint.problem(building, step)
         if trouble is not None:
             raise NoUsableCheckpoint(
-                f"step {step} of {name} changed while it was copied: {trouble}"
+                f"step {step} of {name} changed while it was copied: {trouble}; try again"
             )
         shutil.copytree(directory / TOKENIZER, building / TOKENIZER)
         rows = [row for row in log_reader.read_rows(directory) if row["step"] <= step]
@@ -126,8 +126,8 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
 
 
 def _clear_beyond(workdir: Path, step: int) -> list[int]:
-    """Removes the steps that were never whole, and moves the other steps after `step` and those
-    that have lost their manifest to set_aside/. Returns the steps that were moved.
+    """Removes the steps that were never complete, and moves the other steps after `step`, and those
+    without a manifest, to set_aside/. Returns the moved steps.
     """
     saved = _saved(workdir)
     moved = [later for later in checkpoint.steps(workdir) if later > step]
@@ -138,25 +138,25 @@ def _clear_beyond(workdir: Path, step: int) -> list[int]:
             checkpoint.remove(workdir, number)
     for number in sorted(moved, reverse=True):
         place = checkpoint.set_aside(workdir, number)
-        note(f"step {number} is moved to {place}")
+        note(f"step {number} moved to {place}")
     return sorted(moved)
 
 
 def _saved(workdir: Path) -> set[int]:
-    """Returns the steps that were whole once, as the events name them."""
+    """Returns the steps that were once complete, according to the events."""
     events = log_reader.read_events(workdir)
     return {event["step"] for event in events if event.get("event") in ("save", "branch")}
 
 
 def _no_step(workdir: Path, step: int | None, there: list[int]) -> str:
     listed = ", ".join(map(str, there)) or "none"
-    which = "saved step" if step is None else f"step {step}; there are {listed}"
+    which = "saved step" if step is None else f"step {step}; available: {listed}"
     return f"workdir {location.at(workdir).name} has no {which}"
 
 
 def _none_usable(workdir: Path, damaged: dict[int, str]) -> NoUsableCheckpoint:
     listed = "; ".join(f"step {step}: {trouble}" for step, trouble in damaged.items())
     return NoUsableCheckpoint(
-        f"workdir {location.at(workdir).name} has no step that is as it was saved "
-        f"({listed}); put back a copy of one, or start again in another `workdir`"
+        f"workdir {location.at(workdir).name} has no step with intact files ({listed}); restore "
+        "a copy of one, or start again in another `workdir`"
     )

@@ -27,10 +27,10 @@ from bert_jax.workdir import checkpoint, location, log_reader
 CONFIG, TOKENIZER = "config.json", "tokenizer"
 # The result of fine-tuning.
 RESULT = "result.json"
-# The corpora of a mixture, in the description of the corpus in config.json.
+# The corpora of a mixture, in the corpus description in config.json.
 SOURCES = "corpora"
 _NEW_CONFIG = f"{CONFIG}.new"
-# The sizes by which a large corpus is cut (data/corpus/pieces.py), in config.json.
+# The block sizes that split a large corpus (data/corpus/pieces.py), in config.json.
 _BLOCKS = "blocks"
 
 
@@ -42,7 +42,7 @@ def holds_run(
     init_from: Path | str | None,
     allowed: Sequence[str] = (),
 ) -> tuple[bool, list[Change]]:
-    """Returns whether `directory` holds this run already, and the allowed changes.
+    """Returns whether `directory` already has this run, and the allowed changes.
 
     False if the directory is free for the run. Raises UsageError if it holds something else,
     ResumeRefused if it holds a run that differs. Writes nothing.
@@ -67,8 +67,8 @@ def holds(
     allowed: Sequence[str] = (),
     has_allow_change: bool = True,
 ) -> tuple[bool, list[Change]]:
-    """Does as `holds_run` for any run; `changes` returns the differences from its config.json that
-    are not of the config.
+    """Like `holds_run`, for any run; `changes` returns the differences from its config.json that
+    are outside of the config.
 
     `has_allow_change` is as in `config.resume.allowed_changes`.
     """
@@ -87,7 +87,7 @@ def holds(
         raise UsageError(f"`workdir` {directory} is a file; choose a directory")
     if directory.is_dir() and not is_free(directory):
         raise UsageError(
-            f"`workdir` {directory} is not empty and holds no run; choose another directory"
+            f"`workdir` {directory} is not empty and is not a run; choose another directory"
         )
     return False, []
 
@@ -109,21 +109,21 @@ def input_changes(
     beginning = stored.get("init_from")
     if is_same_place(beginning, init_from):
         beginning = init_from
-    # The initial parameters matter until the first checkpoint. Later `init_from` may be left out.
+    # The initial parameters matter until the first checkpoint. Later `init_from` may be omitted.
     if beginning != init_from and not (has_steps and init_from is None):
         changes.append(("`init_from`", beginning, init_from))
     return changes
 
 
 def is_same_place(one: str | None, other: str | None) -> bool:
-    """Returns whether two names lead to one place: a folder has several paths."""
+    """Returns whether two names lead to the same place: a folder may have several paths."""
     if one is None or other is None:
         return one == other
     return one == other or Path(one).resolve() == Path(other).resolve()
 
 
 def is_free(directory: Path) -> bool:
-    """Returns whether a directory is empty, or has only what an interrupted start has written."""
+    """Returns whether a directory is empty, or has only files of an interrupted start."""
     but_for = (location.LOCK, location.OWNER)
     names = {path.name for path in directory.iterdir() if not path.name.startswith(but_for)}
     return not names or (_NEW_CONFIG in names and names <= {_NEW_CONFIG, TOKENIZER})
@@ -155,7 +155,7 @@ def create(
 
 
 def stored(directory: Path) -> dict[str, Any]:
-    """Returns the content of the config.json of the run in `directory`; empty if there is no run.
+    """Returns the content of config.json of the run in `directory`; empty if it does not exist.
 
     Raises UsageError if the file is damaged.
     """
@@ -163,16 +163,16 @@ def stored(directory: Path) -> dict[str, Any]:
 
 
 def stored_at(place: location.Location) -> dict[str, Any]:
-    """Does as `stored` for any place. Reads config.json only, and writes no file."""
+    """Like `stored` for any place. Reads config.json only, and writes no file."""
     path, text = f"{place.name}/{CONFIG}", place.document(CONFIG)
     found = {} if text is None else strict_json.parse_file(path, text)
     if not isinstance(found, dict):
-        raise UsageError(f"{path} is damaged: it holds no JSON object")
+        raise UsageError(f"{path} is damaged: expected a JSON object")
     return found
 
 
 def result_of(directory: Path) -> dict[str, Any]:
-    """Returns the result.json of a fine-tuning; empty if there is none.
+    """Returns the result.json of a fine-tuning run; empty if it does not exist.
 
     Raises UsageError if the file is damaged.
     """
@@ -180,9 +180,10 @@ def result_of(directory: Path) -> dict[str, Any]:
 
 
 def blocks_of(directory: Path) -> Blocks:
-    """Returns the sizes by which the run in `directory` cuts its corpus; `BLOCKS` for a new run.
+    """Returns the block sizes by which the run in `directory` splits its corpus; `BLOCKS` for a new
+    run.
 
-    Raises UsageError if config.json has no valid sizes.
+    Raises UsageError if config.json has invalid sizes.
     """
     if not (directory / CONFIG).is_file():
         return BLOCKS
@@ -204,9 +205,9 @@ def corpus_of(workdir: Path | str) -> Path | dict[str, Path] | None:
     """Returns the place of the corpus that the run in `workdir` names, or the places of its sources
     by name; None if it names none.
 
-    A relative path is looked up from the working directory, as at the start of the run, and from
-    each folder above the workdir: both may have moved together. Of several corpora, the one that
-    the run was trained on is returned; if none exists, the place that the run recorded.
+    A relative path is resolved from the working directory, as at the start of the run, and from
+    each folder above the workdir, because both may have moved together. Of several matches, the
+    corpus that the run was trained on is returned; without a match, the recorded path.
     """
     directory = location.opened(workdir).path
     named = stored(directory).get("corpus") or {}
@@ -216,7 +217,7 @@ def corpus_of(workdir: Path | str) -> Path | dict[str, Path] | None:
 
 
 def _place_of(corpus: dict[str, Any], directory: Path) -> Path:
-    """Returns the place of a corpus, given its description in the config.json of a run."""
+    """Returns the place of a corpus, given its description in config.json of a run."""
     named = Path(corpus["directory"])
     tried = [named, Path(corpus.get("absolute", named))]
     tried += [parent / named for parent in directory.resolve().parents]
@@ -229,8 +230,8 @@ def _place_of(corpus: dict[str, Any], directory: Path) -> Path:
 
 
 def nearby(path: Path) -> str:
-    """Returns a hint for a message about a directory that has workdirs in it, such as the directory
-    of several runs; or "".
+    """Returns a hint for messages about a directory with workdirs in it, such as the directory of
+    several runs; "" for other directories.
     """
     there = sorted([*path.glob("*"), *path.glob("runs/*")])
     found = [each for each in there if (each / CONFIG).is_file() and (each / TOKENIZER).is_dir()]
@@ -239,21 +240,21 @@ def nearby(path: Path) -> str:
 
 
 def is_continued(directory: Path) -> bool:
-    """Returns whether the run in `directory`, if there is one, began with trained parameters."""
+    """Returns whether the run in `directory`, if it exists, started from trained parameters."""
     begun = stored(directory)
     return bool(begun.get("init_from") or begun.get("mean_of"))
 
 
 def change(directory: Path, config: TrainConfig, corpus: Corpus) -> None:
-    """Records another config or corpus for the run in `directory`; its beginning stays."""
+    """Records a changed config or corpus for the run in `directory`; the initial ones are kept."""
     begun = stored(directory)
     kept = {key: begun[key] for key in begun if key not in ("config", "versions", "corpus")}
     write_config(directory, config, corpus=_named(corpus), **kept)
 
 
 def entropy_of(described: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
-    """Returns the unigram entropy to compare the held-out losses in the rows of a run with; None if
-    the run has no corpus. `described` is the content of its `config.json`.
+    """Returns the unigram entropy to compare with the validation losses in the rows of a run; None
+    if the run has no corpus. `described` is the content of its `config.json`.
     """
     corpus = described.get("corpus") or {}
     sources = corpus.get(SOURCES) or {}
@@ -290,13 +291,13 @@ def _described(corpus: Corpus) -> dict[str, Any]:
 
 
 def write_config(directory: Path, config: TrainConfig, **facts: Any) -> None:
-    """Writes `config.json`, last: a workdir that has it is complete."""
+    """Writes `config.json`, last: a workdir with this file is complete."""
     values = {"config": configs.to_dict(config), "versions": versions(), **facts}
     write_json(directory / CONFIG, values)
 
 
 def facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
-    """Returns the facts about a run that each checkpoint's manifest has."""
+    """Returns the facts about a run for the manifest of each checkpoint."""
     digest = hashlib.sha256(json.dumps(configs.to_dict(config), sort_keys=True).encode())
     return {"config": digest.hexdigest(), "corpus": corpus.fingerprint, "versions": versions()}
 

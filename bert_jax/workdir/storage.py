@@ -1,7 +1,7 @@
-"""Cloud Storage through etils and gcsfs: paths, objects with conditions, and what fails.
+"""Cloud Storage through etils and gcsfs: paths, objects with conditions, and errors.
 
-A bucket reports the size and the MD5 of each object, so a copy is verified without a download. A
-request waits for seconds, not forever; gcsfs repeats it six times.
+A bucket reports the size and MD5 of each object, so a copy is verified without a download. Requests
+time out after seconds; gcsfs retries them six times.
 """
 
 import base64
@@ -32,11 +32,11 @@ from bert_jax.runtime import network
 _T = TypeVar("_T")
 # Seconds without a connection, and without a byte of an answer.
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 60.0
-# Seconds for a request of a few kilobytes, with all its repetitions.
+# Seconds for a request of a few kilobytes, including retries.
 _BRIEF_SECONDS = 10.0
-# Without `.` and `..`, and characters that gcsfs reads as patterns and generations.
+# Excludes `.` and `..`, and characters that gcsfs reads as patterns and generations.
 _ADDRESS = re.compile(r"gs://[a-z0-9][a-z0-9._-]*(/(?!\.{1,2}(/|$))[^/?#*\[\\\x00-\x1f]+)+/?")
-# Names the maker of a machine: on Google's, the metadata server gives the credentials.
+# Has the manufacturer of the machine: on Google's, the metadata server provides credentials.
 _PRODUCT = Path("/sys/class/dmi/id/product_name")
 
 
@@ -47,14 +47,14 @@ def is_address(path: Any) -> bool:
     """Returns whether a place is in a bucket. Raises UsageError for an address in a `Path`."""
     text = str(path)
     if files.ADDRESS.match(text) and "://" not in text:
-        raise UsageError(f"{text} has lost a slash: give an address as a text, and not as a Path")
+        raise UsageError(f"{text} has lost a slash: give the address as a str, not as a Path")
     return "://" in text
 
 
 def choose_gcsfs() -> None:
-    """Makes etils use gcsfs for buckets: TensorFlow takes seconds to import.
+    """Makes etils use gcsfs for buckets, because TensorFlow takes seconds to import.
 
-    Has an effect before the first path is made, which jax does when it compiles.
+    Must be called before the first path is created, which JAX does when it compiles.
     """
     os.environ.setdefault("EPATH_USE_TF", "false")
 
@@ -66,7 +66,7 @@ def path_of(path: str | Path) -> Any:
     """
     if is_address(path):
         if not _ADDRESS.fullmatch(str(path)):
-            raise UsageError(f"{brief(str(path))}: write a place in a bucket as gs://BUCKET/PATH")
+            raise UsageError(f"{brief(str(path))}: a bucket address must be gs://BUCKET/PATH")
         with contextlib.suppress(ImportError):  # reported at the first request
             _prepare()
     choose_gcsfs()
@@ -76,7 +76,7 @@ def path_of(path: str | Path) -> Any:
 
 
 def names_in(place: Any) -> list[str]:
-    """Returns the names in a directory or at an address, sorted; none if it does not exist."""
+    """Returns the names in a directory or at an address, sorted; empty if it does not exist."""
     try:
         return sorted(path.name for path in place.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -96,20 +96,20 @@ def copy_tree(source: Any, target: Any) -> None:
 
 
 def _inside(folder: Any, name: str) -> Any:
-    """Does as `files.inside`. A bucket allows names such as `..`: raises StorageFailed for them."""
+    """Like `files.inside`. A bucket allows names such as `..`: raises StorageFailed for them."""
     try:
         return files.inside(folder, name)
     except ValueError as error:
-        raise StorageFailed(f"{error}, yet an object has it: remove the object") from error
+        raise StorageFailed(f"{error}, but an object has this name: remove the object") from error
 
 
 # --- objects --------------------------------------------------------------------------------------
 
 
 class Object(NamedTuple):
-    """The size in bytes and the MD5 (hexadecimal) of an object, as the bucket reports them.
+    """The size in bytes and the MD5 (hexadecimal) of an object, as reported by the bucket.
 
-    Objects that were composed of others have no MD5.
+    Composite objects have no MD5.
     """
 
     size: int
@@ -127,11 +127,11 @@ class Version(NamedTuple):
 def _system() -> Any:
     import fsspec
 
-    return fsspec.filesystem("gcs", finalize_on_close=True)  # the one that etils has
+    return fsspec.filesystem("gcs", finalize_on_close=True)  # the instance that etils uses
 
 
 def objects(place: Any) -> dict[str, Object]:
-    """Returns all objects below an address by their relative names: a request per thousand."""
+    """Returns all objects below an address by relative name, with one request per thousand."""
     root = str(place).removeprefix("gs://").rstrip("/") + "/"
     found = _system().find(str(place), detail=True)
     return {
@@ -153,7 +153,7 @@ def download(place: Any, names: Sequence[str], folder: Path) -> None:
 
 
 def read_version(place: Any) -> Version | None:
-    """Returns a small object with its generation; None if there is none."""
+    """Returns a small object with its generation; None if it does not exist."""
     while place.exists():
         with contextlib.suppress(FileNotFoundError):  # replaced between the two requests
             headers, answer = _call("GET", "b/{}/o/{}", *_split(place))
@@ -167,7 +167,7 @@ def read_version(place: Any) -> Version | None:
 
 
 def write_version(place: Any, content: bytes, generation: str | None) -> str | None:
-    """Writes an object if it has a generation; None: if there is no object.
+    """Writes an object if it has this generation; None: if it does not exist.
 
     Returns the new generation, or None if another process has changed the object.
     """
@@ -189,7 +189,7 @@ def write_version(place: Any, content: bytes, generation: str | None) -> str | N
 
 
 def remove_version(place: Any, generation: str) -> None:
-    """Removes an object if it has a generation."""
+    """Removes an object if it has this generation."""
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         _call("DELETE", "b/{}/o/{}", *_split(place), ifGenerationMatch=generation)
 
@@ -200,7 +200,7 @@ def _split(place: Any) -> tuple[str, str]:
 
 
 def _call(*arguments: Any, **options: Any) -> tuple[Any, bytes]:
-    """Returns headers and content of an answer; ends after some seconds."""
+    """Returns headers and content of an answer; times out after some seconds."""
     return _system().call(*arguments, timeout=_BRIEF_SECONDS, **options)
 
 
@@ -208,9 +208,9 @@ def _call(*arguments: Any, **options: Any) -> tuple[Any, bytes]:
 
 
 def asking(place: str, call: Callable[[], _T], *, patience: float | None = None) -> _T:
-    """Returns what `call`, which may be repeated, returns about a place.
+    """Returns the result of `call`, a repeatable request about a place.
 
-    Repeats the call while the network fails, for `patience` seconds. Raises as `failures`.
+    Retries while the network fails, for `patience` seconds. Raises the errors of `failures`.
     """
     with failures(place):
         return network.retrying(call, name=place, patience=patience)
@@ -218,8 +218,8 @@ def asking(place: str, call: Callable[[], _T], *, patience: float | None = None)
 
 @contextlib.contextmanager
 def failures(place: str) -> Iterator[None]:
-    """Raises an error of a bucket as Unreachable if the network failed, and else as StorageFailed;
-    the errors of a folder as they are.
+    """Raises an error of a bucket as Unreachable if the network failed, and otherwise as
+    StorageFailed; errors of a folder are unchanged.
     """
     if not is_address(place):
         yield
@@ -230,13 +230,13 @@ def failures(place: str) -> Iterator[None]:
         raise
     except ImportError as error:
         raise UsageError(f"{place}: a bucket needs gcsfs: {install_command('gcsfs')}") from error
-    except Exception as error:  # of gcsfs, aiohttp and google-auth, which share no base
+    except Exception as error:  # gcsfs, aiohttp and google-auth share no base class
         if network.is_transient(error):
             raise network.unreachable(place, error) from error
         text = f"{place} cannot be read or written to: {network.described(error)}"
         if str(getattr(error, "code", "")) == "401":
             if _is_in_the_cloud():
-                # If the metadata server does not answer, gcsfs asks without credentials.
+                # If the metadata server does not answer, gcsfs sends no credentials.
                 raise Unreachable(
                     f"{text}; this machine's metadata server gives no credentials"
                 ) from error
@@ -252,8 +252,8 @@ def _is_in_the_cloud() -> bool:
 
 @functools.cache
 def _prepare() -> None:
-    """Makes all users of buckets, Orbax and tensorstore included, give up after a while, see the
-    present state, and not take a refusal for an empty place.
+    """Makes all users of buckets, including Orbax and tensorstore, time out, bypass caches, and
+    raise permission errors instead of seeing an empty place.
     """
     import aiohttp
     import fsspec
@@ -273,7 +273,7 @@ def _prepare() -> None:
             super().__init__(*arguments, **(careful | options))
 
         async def _isdir(self, path: str) -> bool:
-            # gcsfs returns False for every OSError, also for a timeout and a refusal.
+            # gcsfs returns False for every OSError, including timeouts and permission errors.
             try:
                 found: Any = await self._info(path)
                 return found["type"] == "directory"

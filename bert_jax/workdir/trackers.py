@@ -13,11 +13,11 @@ from bert_jax.registry import TRACKERS
 class WeightsAndBiases:
     """Sends rows to wandb, which uploads them in the background.
 
-    The environment's WANDB_PROJECT is the project; on a machine without network set
-    WANDB_MODE=offline.
+    The environment variable WANDB_PROJECT names the project; on a machine without network access
+    set WANDB_MODE=offline.
     """
 
-    # What is imported, and installed as an extra of that name.
+    # The imported package, and the extra that installs it.
     package = "wandb"
 
     def __init__(self, name: str, config: Mapping[str, Any], directory: Path):
@@ -33,7 +33,7 @@ class WeightsAndBiases:
             reinit="create_new",
             settings=wandb.Settings(console="off", silent=True),
         )
-        # Rows of training and of an evaluation share a step, which wandb's own counter forbids.
+        # Training and evaluation rows share a step, which wandb's own counter does not allow.
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 

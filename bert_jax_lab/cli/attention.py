@@ -1,11 +1,11 @@
-"""Show where each head of a model looks, and why.
+"""Show the attention weights of each head on a text.
 
-Reads a text, or two as a pair. Writes an HTML page that is one file: heads as lines, all of them as
-maps, and how a weight comes about, from the vectors q and k to the softmax. Without --html and
---json it prints a table of heads.
+Reads one text, or two texts as a pair. Writes an HTML page in one file: the weights of each head,
+heat maps of all heads, and the computation of a weight from query and key to softmax. Without
+--html and --json it prints a table of heads.
 
 example:
-  bert-jax attention --checkpoint runs/first "The cat sat." "It was tired." --html attention.html
+  bert-jax attention runs/first "The cat sat." "It was tired." --html attention.html
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 from bert_jax.cli.options import FromCheckpoint, Local, Positional, require_place_for
 from bert_jax.cli.output import table
-from bert_jax.config.fields import section, setting
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 from bert_jax.files import write_whole
 
@@ -21,26 +21,17 @@ from bert_jax.files import write_whole
 @section
 class AttentionOptions(FromCheckpoint):
     text: Positional[tuple[str, ...]] = setting(
-        (),
-        'such as "The cat sat." "It was tired."',
+        REQUIRED, 'TEXT: one or two texts, for example "The cat sat." "It was tired."'
     )
-    html: Local | None = setting(
-        None, "FILE: write the page to this file; an older one is replaced"
-    )
-    json: bool = setting(
-        False, "print all numbers, rounded to six decimals: those that the page shows"
-    )
+    html: Local | None = setting(None, "FILE: HTML page to write; an existing file is replaced")
+    json: bool = setting(False, "print the numbers of the page as JSON, rounded to six decimals")
     layers: str | None = setting(
-        None, "N: some layers, from 1, as `--layers=1,2,12` (default: all of them)"
+        None, "N: layers, counted from 1, for example `--layers=1,2,12` (default: all)"
     )
-    packed: bool = setting(
-        False, "each text, of any number, is a sequence of its own in one packed row"
-    )
+    packed: bool = setting(False, "pack all texts into one row; attention does not cross texts")
 
 
 def run(options: AttentionOptions) -> None:
-    if not options.text:
-        raise UsageError('name a text, such as "The cat sat on the mat."')
     try:
         layers = [int(part) for part in (options.layers or "").split(",") if part.strip()]
     except ValueError:

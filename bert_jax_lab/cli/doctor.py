@@ -1,9 +1,10 @@
-"""Check in a minute what would go wrong with a run.
+"""Check a machine and a run before it starts.
 
-Takes the options of pretrain, all of them optional, and checks versions, devices, memory, config,
-corpus, workdir, bucket, hosts, compilation and predicted hours; each failure has a remedy. Nothing
-is changed. Without CONFIG it checks the machine. The exit code is 0 if nothing failed, else the
-code of the first failure; a failing network (75) and an unknown error (1) count last.
+Takes the options of pretrain, all of them optional. Checks versions, devices, memory, config,
+corpus, workdir, bucket, hosts, compilation and predicted hours in about a minute, and prints a fix
+for each failure. It changes nothing. Without CONFIG it checks the machine only. The exit code is 0
+if no check failed, else the code of the first failure; a network failure (75) and an unknown error
+(1) count last.
 
 example:
   bert-jax doctor bert_base --corpus runs/corpus --workdir runs/base
@@ -23,27 +24,27 @@ from bert_jax.config.fields import section, setting
 
 @section
 class DoctorOptions(pretrain.PretrainOptions):
-    # The command of a run, with another verb: what it would meet is found out.
+    # The same command line as pretrain, so that a user changes the verb only.
     config: Positional[str | None] = setting(
         None,
-        "CONFIG: as for pretrain: its fields, mesh, masks, memory, compilation and hours are "
-        "checked",
+        "CONFIG: a config, as for pretrain: checks fields, mesh, masks, memory, compilation and "
+        "hours",
     )
     corpus: Corpora = setting(
         (),
-        "DIR|NAME=DIR: a directory of bert-jax prepare, or several: files, vocabulary, padding,"
-        " epochs and repeated text are checked",
+        "DIR|NAME=DIR: a directory of bert-jax prepare, or several: checks files, vocabulary, "
+        "padding, epochs and repeated text",
     )
     workdir: Address | None = setting(
         None,
-        "DIR: the workdir or bucket: whose run it holds, its newest checkpoint, a real save, "
-        "room, and the time of a save are checked",
+        "DIR: a workdir, also in a bucket: checks its run, its newest checkpoint, free space, and "
+        "a save with its time",
     )
-    json: bool = setting(False, "print the findings as JSON, instead of the table")
-    profile_steps: str | None = setting(None, "A:B: accepted as for pretrain, and not checked")
+    json: bool = setting(False, "print the results as JSON in place of the table")
+    profile_steps: str | None = setting(None, "A:B: as for pretrain; not checked")
     topology: str | None = setting(
         None,
-        "NAME: the devices to be found: generation and chips of a slice, such as v3:4x8, "
+        "NAME: the expected devices: generation and shape of a slice, for example v3:4x8, "
         "v4:4x4x4, v5e:8x8, tpu7x:2x4x4",
     )
 

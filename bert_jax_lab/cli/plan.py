@@ -1,9 +1,12 @@
-"""Predict a run on TPUs that this machine does not have.
+"""Estimate memory, time and cost of a run on TPUs without a TPU.
 
-Compiles every step of the config ahead of time with the real TPU compiler, on any Linux machine,
-and prints memory, cycles, collectives, step time, hours, dollars, and warnings. The exit code is 2
-if a step does not fit. It needs the TPU compiler, `pip install libtpu`, best in a separate
-environment: if libtpu is installed, jax looks for a TPU at every start.
+Compiles every step of the config with the real TPU compiler, on any Linux machine, and prints
+memory, cycles, collectives, step time, hours, dollars and warnings. The exit code is 2 if a step
+does not fit. It needs the TPU compiler, `pip install libtpu`. Install libtpu in a separate
+environment, because jax looks for a TPU at every start if libtpu is installed.
+
+example:
+  bert-jax plan bert_large_64core --topology v5e:8x8
 """
 
 import dataclasses
@@ -21,15 +24,13 @@ from bert_jax.errors import UsageError
 class PlanOptions(WithConfig):
     topology: str = setting(
         REQUIRED,
-        "NAME: generation and chips of a slice, such as v3:4x8, v4:4x4x4, v5e:8x8, tpu7x:2x4x4",
+        "NAME: generation and shape of a slice, for example v3:4x8, v4:4x4x4, v5e:8x8, tpu7x:2x4x4",
     )
-    slices: int | None = setting(
-        None, "N: slices of that size (default: the config's `mesh.slices`)"
-    )
+    slices: int | None = setting(None, "N: number of slices (default: `mesh.slices` of the config)")
     corpus: Corpora = setting(
         (),
-        "DIR|NAME=DIR: a directory of prepare, or several: say how many epochs the phases are, "
-        "of each source",
+        "DIR|NAME=DIR: a directory of bert-jax prepare, or several: prints the epochs of each "
+        "source",
     )
     json: bool = setting(False, "print the plan as JSON")
 

@@ -1,17 +1,18 @@
-"""Ask a model what it has learned: grammar, held-out text.
+"""Measure what a model has learned, without training.
 
-minimal_pairs: of two sentences, which is grammatical? pseudo_perplexity: how well it expects
-held-out sentences. Both use its masked-LM head, without any training.
+minimal_pairs measures grammar: which of two sentences has the higher pseudo-likelihood.
+pseudo_perplexity measures how well the model predicts each token of held-out sentences. Both use
+the masked-LM head.
 
 examples:
-  bert-jax probe --checkpoint runs/first --corpus runs/corpus
-  bert-jax probe --checkpoint runs/first --probe minimal_pairs --json
+  bert-jax probe runs/first --corpus runs/corpus
+  bert-jax probe runs/first --probe minimal_pairs --json
 """
 
 import contextlib
 import dataclasses
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from bert_jax.cli.corpora import CorpusDirectory
 from bert_jax.cli.options import FromCheckpoint, Local, require_place_for
@@ -27,16 +28,18 @@ from bert_jax.registry import PROBES
 class ProbeOptions(FromCheckpoint):
     corpus: CorpusDirectory | None = setting(
         None,
-        "DIR: a directory of bert-jax prepare, whose held-out sentences are asked (default: the"
-        " one that a run was trained on)",
+        "DIR: a directory of bert-jax prepare, for held-out sentences (default: the corpus of the "
+        "run)",
     )
     probe: tuple[str, ...] = setting(
         (),
-        "NAME: a probe: minimal_pairs, pseudo_perplexity or one that an --extend file "
-        "registers; repeat for several (default: all that the model has parts for)",
+        "NAME: minimal_pairs, pseudo_perplexity or a probe that an --extend file registers; repeat "
+        "for several (default: all that the heads of the model allow)",
     )
-    output: Local | None = setting(None, "FILE: write what --json prints")
-    json: bool = setting(False, "print the findings as JSON instead of a table")
+    output: Annotated[Local | None, "--output-file"] = setting(
+        None, "FILE: JSON file to write, as --json prints it"
+    )
+    json: bool = setting(False, "print the results as JSON in place of a table")
 
 
 def run(options: ProbeOptions) -> None:
@@ -66,7 +69,7 @@ def run(options: ProbeOptions) -> None:
             probe = PROBES[name]
             require_parts(source, *probe.parts)
             if probe.needs_corpus and corpus is None:
-                raise UsageError("it asks held-out sentences: name their `corpus`")
+                raise UsageError("it needs held-out sentences: name a `corpus`")
             with ticking(name):
                 found = probe.measure(source, tokenizer, corpus)
         except UsageError as error:

@@ -1,15 +1,15 @@
-"""Show where the time of a run went, and draw the curves of one run or several.
+"""Show the curves and the time of one run or several.
 
-Splits the wall time of all processes that worked on a run into training, waiting for data,
-compilation, evaluation, saving, starting, and work that was lost to interruptions.
+Splits the wall time of all processes of a run into training, waiting for data, compilation,
+evaluation, saving, starting, and work that was lost to interruptions.
 
 examples:
   bert-jax report runs/first --html runs/first.html
   bert-jax report runs/first runs/second --html compared.html --plot compared.svg
 
-The page is one file that needs no network: charts with zoom, of one run or of several over one
-another, the parts of their time, restarts, and the fields in which their configs differ. --json
-prints the same numbers, and each chart has a table.
+The HTML page is one file that needs no network. It has charts with zoom, the parts of the time,
+restarts, and the fields in which the configs of several runs differ. --json prints the same
+numbers, and each chart has a table.
 """
 
 import dataclasses
@@ -40,23 +40,21 @@ _EXAMPLES = 8
 class ReportOptions(Verb):
     workdir: Positional[tuple[Address, ...]] = setting(
         REQUIRED,
-        "WORKDIR: the directory of a run, or gs://BUCKET/PATH; several are drawn over one another",
+        "WORKDIR: directory of a run, or gs://BUCKET/PATH; several runs share the charts",
     )
     examples: int | None = setting(
         None,
-        "N: show N held-out sentences with a hidden word, and the guesses of the newest "
-        "checkpoint (default: 8 on a page, none otherwise)",
+        "N: number of held-out sentences with a masked token and the predictions of the newest "
+        "checkpoint (default: 8 on an HTML page, else none)",
     )
-    json: bool = setting(False, "print all values of the page as JSON; of several runs a list")
+    json: bool = setting(False, "print all values of the page as JSON; for several runs a list")
     plot: Local | None = setting(
         None,
-        "FILE: draw losses, with the unigram entropy of the corpus, and time, as .png or .svg; "
-        "the file has a text alternative",
+        "FILE: .png or .svg chart of losses and time to write, with a text alternative",
     )
     html: Local | None = setting(
         None,
-        "FILE: write a page with the curves of the runs, their time, restarts, hidden words, "
-        "and differences",
+        "FILE: HTML page to write with curves, time, restarts, masked tokens and differences",
     )
 
 

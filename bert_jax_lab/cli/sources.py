@@ -58,7 +58,7 @@ def print_sources(
         )
         for each in found
     ]
-    table(f"{config.name}: {config.data.rows} of each source", _COLUMNS, rows)
+    table(f"{config.name}: {config.data.sequence_format} of each source", _COLUMNS, rows)
     if len(phases) > 1 and len(phases[0]) > 1:
         whole = (
             f"{sources[0].name} {sum(each.epochs for each in sources):.2f}"

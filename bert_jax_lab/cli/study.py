@@ -1,12 +1,12 @@
-"""Make a set of runs, tasks and figures with one command.
+"""Run an ablation or scaling study from one file.
 
-Makes the missing runs one after the other, each in a separate process, and writes study.md,
-study.json and figures. The same command resumes the study after any interruption, and several
+Runs the missing trainings and tasks one after the other, each in a separate process, and writes
+study.md, study.json and charts. The same command resumes an interrupted study, and several
 processes may work on one study.
 
 examples:
   bert-jax study ladder --workdir runs/ladder --dry-run       # list the commands
-  bert-jax study ladder --workdir runs/ladder --budget 2h
+  bert-jax study ladder --workdir runs/ladder --time-budget 2h
   bert-jax study mine.py --corpus runs/corpus --workdir runs/mine --steps 20
 """
 
@@ -42,32 +42,31 @@ def seconds_of(text: str) -> float:
 class StudyOptions(Verb):
     study: Positional[str] = setting(
         REQUIRED,
-        "STUDY: a shipped study: ladder, positions, objectives, recipe, scaling, "
-        "pretraining_pays, layer_types, electra, or a .py file that defines study() "
-        "([studies.md](studies.md))",
+        "STUDY: a shipped study (ladder, positions, objectives, recipe, scaling, "
+        "pretraining_pays, layer_types, electra) or a .py file that defines study()",
     )
-    workdir: Local = setting(REQUIRED, "DIR: where runs and tables go")
+    workdir: Local = setting(REQUIRED, "DIR: directory for runs and tables")
     corpus: CorpusDirectory | None = setting(
-        None, "DIR: a directory of bert-jax prepare (default: the study's own, made once)"
+        None, "DIR: a directory of bert-jax prepare (default: the corpus of the study, made once)"
     )
-    scale: str = setting("study", "NAME: the function of the study's file, such as paper")
-    budget: Annotated[float, seconds_of] | None = setting(
+    preset: str = setting("study", "NAME: function of the study's file, for example paper")
+    time_budget: Annotated[float, seconds_of] | None = setting(
         None,
-        "TIME: stop after so long, as 90m or 2h, with what is saved; the first seed of all "
-        "variants comes first",
+        "TIME: save and stop after this time, for example 90m or 2h; the first seed of all "
+        "variants runs first",
     )
-    only: tuple[str, ...] = setting(
+    variant: tuple[str, ...] = setting(
         (),
-        "VARIANT: make the runs of this variant, and of those that it begins from; repeat for "
-        "several",
+        "NAME: run this variant and the variants that it starts from only; repeat for several",
     )
     steps: int | None = setting(
-        None, "N: try the study out: N updates a run, one seed, few rows of each task"
+        None, "N: test the study with N updates per run, one seed and few examples per task"
     )
-    dry_run: bool = setting(False, "list the commands of all runs, and run none")
-    json: bool = setting(False, "print study.json, or the list of --dry-run, instead of tables")
+    dry_run: bool = setting(False, "list the commands of all runs and run none of them")
+    json: bool = setting(False, "print study.json, or the list of --dry-run, in place of tables")
     overrides: Annotated[tuple[str, ...], "--set"] = setting(
-        (), "FIELD=VALUE: change a field in all runs, after the variants' own; repeat for several"
+        (),
+        "FIELD=VALUE: change a field in all runs, after the variant's changes; repeat for several",
     )
 
 
@@ -77,7 +76,7 @@ def run(options: StudyOptions) -> None:
     started = time.monotonic()
     if options.steps is not None and options.steps < 1:
         raise UsageError(f"--steps {options.steps}: it must be at least 1")
-    study = load_study(options.study, scale=options.scale)
+    study = load_study(options.study, scale=options.preset)
     import jax
 
     # This process computes shapes only; the devices are for the runs.
@@ -92,7 +91,7 @@ def run(options: StudyOptions) -> None:
         corpus=options.corpus,
         overrides=options.overrides,
         steps=options.steps,
-        only=options.only,
+        only=options.variant,
         extend=options.extend,
         command=_typed(options),
     )
@@ -114,7 +113,7 @@ def run(options: StudyOptions) -> None:
     for each in plan.runs:
         if isinstance(each, FinetuneRun):
             usage.parse(parser, each.command)
-    until = None if options.budget is None else started + options.budget
+    until = None if options.time_budget is None else started + options.time_budget
     with Children(compiled=(plan.workdir / "compiled").absolute(), until=until) as children:
 
         def execute(run: StudyRun, held: int, show: Callable[[str], None]) -> Outcome:
@@ -133,12 +132,12 @@ def run(options: StudyOptions) -> None:
 
 
 def _typed(options: StudyOptions) -> str:
-    """Returns the command that makes the study, without options such as --budget."""
+    """Returns the command that makes the study, without options such as --time-budget."""
     words = ["bert-jax", "study", options.study, "--workdir", str(options.workdir)]
     if options.corpus is not None:
         words += ["--corpus", str(options.corpus)]
-    if options.scale != "study":
-        words += ["--scale", options.scale]
+    if options.preset != "study":
+        words += ["--preset", options.preset]
     if options.steps is not None:
         words += ["--steps", str(options.steps)]
     words += [word for change in options.overrides for word in ("--set", change)]

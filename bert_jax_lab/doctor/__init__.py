@@ -1,1 +1,1 @@
-"""Finds out in a minute, and without changing anything, what would go wrong with a run later."""
+"""Checks in a minute, without changing anything, what would go wrong later in a run."""

@@ -1,4 +1,4 @@
-"""The arguments of the doctor: those of the run that it checks."""
+"""The doctor's arguments: the arguments of the run that it checks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,5 +26,5 @@ class Arguments:
     fit_memory: bool = False
     # How several processes find each other; None for a single process.
     connection: Connection | None = None
-    # After this time, a step that still compiles is left behind.
+    # The time after which a step that still compiles is abandoned.
     seconds: float = 50.0

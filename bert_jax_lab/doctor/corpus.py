@@ -1,4 +1,4 @@
-"""Checks of the corpus: its files, and whether it suits the model and the run."""
+"""Checks of the corpus: its files, and whether it matches the model and the run."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,16 +10,16 @@ from bert_jax.data.corpus.several import open_corpora
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split, read_manifest
 from bert_jax.data.pretraining.padding import SourceRows, middle, source_rows
 from bert_jax.errors import some
-from bert_jax.registry import OBJECTIVES, ROWS
+from bert_jax.registry import OBJECTIVES, SEQUENCE_FORMATS
 from bert_jax.training import preflight
 from bert_jax.training.pretrain import pipeline_of
 from bert_jax_lab.doctor.finding import PASSED, Finding, passed, warned
 
-# Larger corpora are not read as a whole: a minute would not suffice.
+# Larger corpora are not read completely: it would take more than a minute.
 _READ_WHOLE = 20_000_000_000
 # The sample from the middle of the corpus: documents, and sentences.
 _DOCUMENTS, _SENTENCES = 2000, 20_000
-# The original recipe reads its text about forty times (Devlin et al. 2019, appendix A.2).
+# BERT's recipe has about forty epochs (Devlin et al. 2019, appendix A.2).
 _MOST_EPOCHS = 50
 _MOST_PADDING, _MOST_REPEATED, _MOST_SINGLE = 0.4, 0.5, 0.5
 _MOST_UNKNOWN = 0.01
@@ -36,7 +36,7 @@ def files(place: Path | Mapping[str, Path], config: TrainConfig | None) -> tuple
     reads_all = wants_all and size <= _READ_WHOLE
     found = open_corpora(place, verify=SPLITS if reads_all else ())
     text = (
-        f"{found.train.tokens:,} training tokens of {found.vocab_size:,} kinds, "
+        f"{found.train.tokens:,} training tokens, vocabulary {found.vocab_size:,}, "
         f"{len(entries)} files, {size / 1e6:,.1f} MB"
     )
     if found.sources:
@@ -49,12 +49,12 @@ def files(place: Path | Mapping[str, Path], config: TrainConfig | None) -> tuple
 
 
 def vocabulary(config: TrainConfig, corpus: Corpus) -> Finding:
-    """The model has a row for every token, and the vocabulary suits the text."""
+    """The model has an embedding for every token, and the vocabulary matches the text."""
     preflight.require_fitting(config, corpus)
     share = (corpus.manifest.get("unknown_share") or {}).get("train", 0.0)
     if share > _MOST_UNKNOWN:
         return warned(
-            f"{share:.1%} of the training tokens are [UNK]: the vocabulary does not suit the text",
+            f"{share:.1%} of the training tokens are [UNK]: the vocabulary does not match the text",
             "prepare the text with a vocabulary that is trained on it",
         )
     return passed(f"{corpus.vocab_size:,} tokens, model.vocab_size {config.model.vocab_size:,}")
@@ -108,7 +108,7 @@ def _predictions_of(config: TrainConfig, corpus: Corpus, name: str, split: Split
     if without <= _MOST_WITHOUT * len(each):
         return passed(text)
     return warned(
-        text, "set data.mask=tokens, or prepare again: words are longer than the mask may be"
+        text, "set data.masking=tokens, or prepare again: words are longer than the mask may be"
     )
 
 
@@ -161,7 +161,7 @@ def _text_of(config: TrainConfig | None, name: str, split: Split) -> Finding:
 
 
 def _trained(config: TrainConfig | None, corpus: Corpus) -> Iterator[tuple[str, Split]]:
-    """Yields the training split of each source that has rows, with the start of its finding."""
+    """Yields the training split of each source with rows, and the beginning of its finding."""
     sources = corpus.sources
     if not sources:
         yield "", corpus.train
@@ -183,7 +183,7 @@ def _sources(config: TrainConfig, corpus: Corpus, number: int) -> list[SourceRow
     length = config.phases[number].sequence_length
     for source in corpus.sources.values() or (corpus,):
         # Evaluation makes rows of the validation split.
-        rows = ROWS[config.in_phase(number).data.rows]
+        rows = SEQUENCE_FORMATS[config.in_phase(number).data.sequence_format]
         rows.check(source.validation, sequence_length=length)
     return source_rows(config, corpus, number, most_documents=_DOCUMENTS)
 

@@ -1,7 +1,6 @@
-"""All checks in order: each takes what earlier checks have found.
+"""Runs all checks in order; each check uses the results of earlier checks.
 
-No existing file is changed. A probe of the storage is written next to the workdir and removed
-again.
+Existing files are not changed. A probe of the storage is written next to the workdir and removed.
 """
 
 import dataclasses
@@ -32,7 +31,7 @@ class Report:
     def exit_code(self) -> int:
         """Returns the documented exit code of the first check that failed; 0 if none failed.
 
-        Unknown errors and a failing network count last: they may be gone when the run begins.
+        Unknown and network errors count last, because they may be gone when the run begins.
         """
         codes = [f.exit_code for f in self.findings.values() if f.result == FAILED]
         codes.sort(key=lambda code: code in (1, Unreachable.exit_code))
@@ -53,17 +52,17 @@ class Report:
 
 
 class Checks:
-    """Makes checks and keeps their findings; the failure of a check does not hide another check."""
+    """Makes checks and keeps their findings; a failed check does not hide other checks."""
 
     def __init__(self) -> None:
         self.findings: dict[str, Finding] = {}
-        # Whether several processes are connected, which then make collective checks together.
+        # Whether several processes are connected and make collective checks together.
         self.is_connected = False
 
     def __call__(
         self, name: str, check: Callable[..., Any], *needed: Any, is_collective: bool = False
     ) -> Any:
-        """Makes a check of values that earlier checks have returned, and keeps its finding.
+        """Makes a check with values from earlier checks, and keeps its finding.
 
         `check` returns a finding, or a finding and a value for later checks. Returns the value, or
         None. The check is skipped if a needed value is None, or if it is collective and another
@@ -72,7 +71,7 @@ class Checks:
         is_able, value = all(each is not None for each in needed), None
         with ticking(f"checking: {name}"):
             if is_collective and not self._all_are(is_able, name):
-                finding = skipped("another process cannot take part, because of a failure there")
+                finding = skipped("another process cannot take part, because a check failed there")
             elif not is_able:
                 finding = skipped("it needs a check that failed")
             else:
@@ -86,7 +85,7 @@ class Checks:
         return value
 
     def _all_are(self, is_able: bool, name: str) -> bool:
-        """Returns whether every other process is able to make a check; all processes ask."""
+        """Returns whether every other process can make a check; called by all processes."""
         if not self.is_connected:
             return True
         from bert_jax.runtime import distributed
@@ -111,14 +110,14 @@ def examine(arguments: Arguments) -> Report:
 
 
 def _examine(arguments: Arguments, checks: Checks) -> None:
-    """Makes the checks in order; checks that take long come last."""
+    """Makes the checks in order; slow checks come last."""
     from bert_jax_lab.doctor import versions
 
     checks("versions", versions.versions)
     try:
         from bert_jax_lab.doctor import corpus as text
         from bert_jax_lab.doctor import hosts, machine, settings, speed, storage
-    except ImportError as error:  # for example, of a wrong version of jax
+    except ImportError as error:  # for example, from a wrong version of jax
         checks.findings["imports"] = of_error(error)
         return
     has_config, has_corpus = arguments.config is not None, arguments.corpus is not None

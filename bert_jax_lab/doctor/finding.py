@@ -1,4 +1,4 @@
-"""A finding: the result of one check, and what to do about it."""
+"""A finding: the result of one check, and how to fix the problem."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ PASSED, WARNED, FAILED, SKIPPED = "passed", "warned", "failed", "skipped"
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The result of one check. `exit_code` is the exit code of a run, if the check failed."""
+    """The result of one check. `exit_code` is the exit code of a run if the check failed."""
 
     result: str
     found: str
@@ -39,7 +39,7 @@ def skipped(found: str) -> Finding:
 def of_error(error: Exception) -> Finding:
     """Returns the finding of a check that raised an error."""
     if isinstance(error, BertJaxError):
-        # The single line of such an error names the problem and the remedy.
+        # The single line of such an error names the problem and the fix.
         return failed("", str(error), exit_code=error.exit_code)
     if network.is_transient(error):
         return failed(
@@ -57,6 +57,6 @@ def of_error(error: Exception) -> Finding:
     first_line = (str(error).strip().splitlines() or [""])[0][:300]
     return failed(
         f"{type(error).__name__}: {first_line}",
-        "a run would fail as well: start it for the whole traceback",
+        "a run would fail as well: start it to see the whole traceback",
         exit_code=1,
     )

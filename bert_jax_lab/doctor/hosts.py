@@ -1,7 +1,7 @@
 """Checks of several processes: all are started, their clocks agree, and their versions are equal.
 
 The processes meet over a plain socket before jax connects them, because jax aborts a process after
-its timeout, without the number of the missing process.
+its timeout without naming the missing process.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ from bert_jax.workdir.run_directory import versions
 from bert_jax_lab.doctor.finding import Finding, failed, passed, warned
 
 _MEETING_SECONDS, _ANSWER_SECONDS = 120.0, 10.0
-# Seconds between clocks; the processes state their times some tenths of a second apart. Google
-# rejects tokens from clocks that are minutes off.
+# Seconds between clocks. The processes read their clocks some tenths of a second apart. Google
+# rejects tokens from clocks that are wrong by minutes.
 _SKEW_WARNED, _SKEW_FAILED = 5.0, 60.0
 _PRESENT = b"present\n"
 
@@ -50,7 +50,7 @@ def judge(answers: Sequence[dict[str, Any]], where: str) -> Finding:
     skews = [abs(answer["time"] - answers[0]["time"]) for answer in answers]
     worst = max(skews)
     if worst > _SKEW_WARNED:
-        off = f"process {skews.index(worst)} is {worst:.0f} s off the clock of process 0"
+        off = f"the clock of process {skews.index(worst)} is {worst:.0f} s off process 0's clock"
         remedy = "set the system time from the network (timedatectl set-ntp true)"
         return (failed if worst > _SKEW_FAILED else warned)(off, remedy)
     return passed(f"{len(answers)} processes met at {where}; clocks agree, versions are equal")
@@ -91,7 +91,7 @@ def _wait_for_all(port: int, number: int, ends_at: float) -> None:
         except OSError as error:
             raise UsageError(
                 f"port {port} of process 0 cannot be opened ({error.strerror}): end the process "
-                f"that holds it (ss -ltnp 'sport = :{port}' names it), or choose another port in "
+                f"that uses it (ss -ltnp 'sport = :{port}' names it), or choose another port in "
                 "`coordinator`, or in JAX_COORDINATOR_PORT"
             ) from error
         present: dict[int, socket.socket] = {}
@@ -105,7 +105,7 @@ def _wait_for_all(port: int, number: int, ends_at: float) -> None:
                 present[int(peer.recv(16).decode())] = peer
         if missing := [str(rank) for rank in range(1, number) if rank not in present]:
             raise Unreachable(
-                f"process {', '.join(missing)} did not come to port {port} of process 0 in time: "
+                f"process {', '.join(missing)} did not reach port {port} of process 0 in time: "
                 "start the same command on every host; a firewall between them must let port "
                 f"{port} through"
             )

@@ -24,7 +24,7 @@ _GIB = 2**30
 class DeviceMemory(NamedTuple):
     """Settings that fit into the memory of the devices, and the size of a checkpoint."""
 
-    # With the settings that `fit_memory` has chosen.
+    # With the settings that `fit_memory` chose.
     config: TrainConfig
     settled: Settled
     # Bytes of a checkpoint.
@@ -32,13 +32,13 @@ class DeviceMemory(NamedTuple):
 
 
 def devices(name: str | None, config: TrainConfig | None) -> tuple[Finding, bool | None]:
-    """The devices are those of the topology with this name, and each multiplies two matrices
-    correctly and fast. Returns True if there are devices.
+    """The devices match the named topology, and each multiplies two matrices correctly and fast.
+    Returns True if there are devices.
     """
     try:
         found = jax.devices()
     except RuntimeError as error:
-        remedy = "end what else uses the accelerator, or use no accelerator: JAX_PLATFORMS=cpu"
+        remedy = "end other processes on the accelerator, or use the CPU: JAX_PLATFORMS=cpu"
         return failed(str(error).splitlines()[0], remedy), None
     return _devices(found, name, config), True
 
@@ -50,7 +50,7 @@ def _devices(found: list[Any], name: str | None, config: TrainConfig | None) -> 
         topology = topologies.parse(name, slices=slices)
         if (len(found), kind) != (topology.devices, topology.chip.device_kind):
             return failed(
-                f"{len(found)} x {kind}, where {topology.name} has {topology.devices} x "
+                f"{len(found)} x {kind}, but {topology.name} has {topology.devices} x "
                 f"{topology.chip.device_kind} on {topology.hosts} host(s)",
                 "run the command on every host of the slice, with `distributed`; 'bert-jax plan' "
                 "predicts a run on other devices",
@@ -61,22 +61,22 @@ def _devices(found: list[Any], name: str | None, config: TrainConfig | None) -> 
         rates[device], product = measured_flops(device, dtype, rounds=2)
         if not bool(jnp.all(product == len(product))):  # a power of two: exact in both types
             return failed(
-                f"{device} multiplies two matrices and the result is wrong",
-                "take another machine: all results of this one are unreliable",
+                f"{device} computes a wrong product of two matrices",
+                "use another machine: all results of this one are unreliable",
             )
     usual = statistics.median(rates.values())
     slow = [device for device, rate in rates.items() if rate < usual / 2]
     if slow and found[0].platform != "cpu":  # devices of a CPU share cores
         return warned(
-            f"{', '.join(map(str, slow))}: {rates[slow[0]] / 1e12:.3g} TFLOP/s, the others "
+            f"{', '.join(map(str, slow))}: {rates[slow[0]] / 1e12:.3g} TFLOP/s, other devices "
             f"{usual / 1e12:.3g}",
-            "end other processes there, or take another machine: all devices wait for the slowest",
+            "end other processes there, or use another machine: all devices wait for the slowest",
         )
-    return passed(f"{len(found)} x {kind}; one product on each: {usual / 1e12:.3g} TFLOP/s")
+    return passed(f"{len(found)} x {kind}; a matmul on each: {usual / 1e12:.3g} TFLOP/s")
 
 
 def memory(arguments: Arguments, config: TrainConfig, mesh: Mesh) -> tuple[Finding, DeviceMemory]:
-    """The state and its save fit into the free memory; the check of the steps compiles them."""
+    """The state and a save of it fit into the free memory; the check of the steps compiles them."""
     with jax.set_mesh(mesh):
         state = TrainState.abstract(config, mesh)
     room = room_beside_state(config, mesh)
@@ -93,9 +93,9 @@ def memory(arguments: Arguments, config: TrainConfig, mesh: Mesh) -> tuple[Findi
         return passed("not compared: these devices do not report their free memory"), found
     if room <= 0:
         problem = failed(
-            f"the state and its save need {-room / _GIB:.2f} GiB per device more than is free",
-            "take a smaller model, more devices or more memory",
+            f"the state and a save of it need {-room / _GIB:.2f} GiB per device more than is free",
+            "use a smaller model, more devices or more memory",
         )
         return problem, found
-    free = f"{room / _GIB:.2f} GiB per device are free in addition to the state and its save"
+    free = f"{room / _GIB:.2f} GiB per device are free in addition to the state and a save of it"
     return passed(free), found

@@ -1,4 +1,4 @@
-"""Checks of the config: its fields, mesh and masks, and what it needs from other packages."""
+"""Checks of the config: its fields, mesh and masks, and the packages that it needs."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from bert_jax_lab.doctor.finding import Finding, passed, warned
 def config(arguments: Arguments) -> tuple[Finding, TrainConfig]:
     """Every field is known and valid, and agrees with the others; trackers are installed."""
     assert arguments.config is not None
-    # The model of a run with `init_from` is that of the checkpoint: see `beginning`.
+    # The model of a run with `init_from` comes from the checkpoint: see `beginning`.
     found = config_loader.load_config(
         arguments.config, list(arguments.overrides), checked=arguments.init_from is None
     )
@@ -43,7 +43,7 @@ def beginning(
     arguments: Arguments, config: TrainConfig, corpus: Corpus | None
 ) -> tuple[Finding, TrainConfig]:
     """The checkpoint of `init_from` can be read, and has the tokenizer of the corpus."""
-    # Without a workdir there is no run to resume, with a model of its own.
+    # Without a workdir there is no run to resume, which would have another model.
     workdir = arguments.workdir or Path("no workdir")
     begin = Initialization(
         arguments.init_from,
@@ -58,21 +58,21 @@ def beginning(
 
 
 def export(config: TrainConfig) -> Finding:
-    """A class of transformers computes the model, so that it can be exported."""
+    """A class of transformers matches the model, so that it can be exported."""
     if warning := exporting.export_warning(config):
         text = warning.removeprefix("note: ")
         found, _, remedy = text.rpartition("; ")
         return warned(found or text, remedy if found else "only bert-jax reads the model")
-    return passed("a class of transformers computes this model")
+    return passed("a class of transformers matches this model")
 
 
 def mesh(config: TrainConfig) -> tuple[Finding, Mesh]:
-    """The mesh uses every device once, and every device gets as many rows."""
+    """The mesh uses every device once, and every device gets the same number of rows."""
     found = preflight.mesh_of(config)
     preflight.require_on_mesh(config, found)
     shape = " x ".join(f"{size} {axis}" for axis, size in found.shape.items())
     rows = ", ".join(str(phase.global_batch_size) for phase in config.phases)
-    return passed(f"{shape}; batches of {rows} rows divide"), found
+    return passed(f"{shape}; batches of {rows} rows divide evenly"), found
 
 
 def masks(config: TrainConfig) -> Finding:

@@ -36,7 +36,7 @@ class Timing(NamedTuple):
 def steps(
     config: TrainConfig, mesh: Mesh, memory: DeviceMemory, *, seconds: float
 ) -> tuple[Finding, list[Timing]]:
-    """The step of each phase compiles, fits into memory, and runs; as far as the time allows."""
+    """Each phase's step compiles, fits into memory, and runs, as far as the time permits."""
     timings: list[Timing] = []
     errors: list[Exception] = []
 
@@ -46,7 +46,7 @@ def steps(
         except Exception as error:
             errors.append(error)
 
-    # A compilation cannot be ended: one that takes too long is left behind.
+    # A compilation cannot be stopped: one that takes too long is abandoned.
     thread = threading.Thread(target=work, daemon=True, name=ABANDONED)
     thread.start()
     thread.join(seconds)
@@ -60,16 +60,16 @@ def _judge(config: TrainConfig, timings: Sequence[Timing], seconds: float) -> Fi
     if not timings:
         return warned(
             f"the step of phase 0 still compiles after {seconds:.0f} s",
-            "none, if you can wait; set compute.layers=scan compiles faster, and with "
-            "JAX_COMPILATION_CACHE_DIR later starts find the compiled step",
+            "wait, or set compute.layer_loop=scan, which compiles faster; with "
+            "JAX_COMPILATION_CACHE_DIR later starts reuse the compiled step",
         )
     deadline = config.deadline_seconds
     slowest = max(timing.step_seconds or 0 for timing in timings)
     if slowest > deadline / 2:
         return warned(
-            f"a step takes {slowest:.0f} s, and a process without progress for {deadline:g} s is "
+            f"a step takes {slowest:.0f} s, but a process without progress for {deadline:g} s is "
             "ended",
-            f"set deadline_seconds={math.ceil(10 * slowest)}, or take faster devices",
+            f"set deadline_seconds={math.ceil(10 * slowest)}, or use faster devices",
         )
     lines = []
     for number in range(len(config.phases)):
@@ -134,7 +134,7 @@ def saving(
     interval = 60 * every.every_minutes or every.every_steps * step
     text = f"a save takes about {save:.2g} s, and is due every {interval:.3g} s"
     if not _is_measured(timings):
-        return passed(f"{text}, or more: by the FLOPs of the run, since no step was measured")
+        return passed(f"{text}, or less often: by the run's FLOPs, since no step was measured")
     if save <= interval:
         return passed(text)
     remedy = (
@@ -142,9 +142,7 @@ def saving(
         if every.every_minutes
         else f"checkpoint.every_steps={2 * math.ceil(save / step)}"
     )
-    return warned(
-        f"{text}: training would wait for it", f"set {remedy}, or take a faster `workdir`"
-    )
+    return warned(f"{text}: training would wait for it", f"set {remedy}, or use a faster `workdir`")
 
 
 def _is_measured(timings: Sequence[Timing]) -> bool:
@@ -152,8 +150,8 @@ def _is_measured(timings: Sequence[Timing]) -> bool:
 
 
 def _step_seconds(config: TrainConfig, timings: Sequence[Timing]) -> list[float]:
-    """Returns the seconds of a step per phase: measured, or by its FLOPs at the rate of the
-    measured first step, or at the rate of a matrix product.
+    """Returns the seconds of a step per phase: measured, or estimated from its FLOPs and the rate
+    of the measured first step, or of a matrix product.
     """
     first = timings[0].step_seconds if timings else None
     rate = (

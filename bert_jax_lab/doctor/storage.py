@@ -25,11 +25,11 @@ from bert_jax_lab.doctor.machine import DeviceMemory
 
 _PROBE_BYTES = 32 * 2**20
 _ANSWER_SECONDS = 120.0
-# A larger checkpoint is not read as a whole: a minute would not suffice.
+# A larger checkpoint is not read completely: it would take more than a minute.
 _READ_WHOLE = 8_000_000_000
 
 _OPEN_THE_BUCKET = (
-    "check that the bucket exists and a network leads to it, and give the account of this machine "
+    "check that the bucket exists and is reachable, and give the account of this machine "
     "roles/storage.objectUser and roles/storage.legacyBucketReader on it (gcloud storage buckets "
     "add-iam-policy-binding)"
 )
@@ -43,7 +43,7 @@ class SaveTime(NamedTuple):
 
 
 def held(arguments: Arguments, config: TrainConfig, corpus: Corpus) -> Finding:
-    """The workdir is free, or has this run."""
+    """The workdir is free or contains this run."""
     assert arguments.workdir is not None
     is_held, changes = run_directory.holds_run(
         _directory(arguments.workdir),
@@ -55,7 +55,7 @@ def held(arguments: Arguments, config: TrainConfig, corpus: Corpus) -> Finding:
     if not is_held:
         return passed(f"{arguments.workdir} is free: a new run begins there")
     changed = ", ".join(field for field, _, _ in changes)
-    return passed(f"{arguments.workdir} has this run; allowed changes: {changed or 'none'}")
+    return passed(f"{arguments.workdir} contains this run; allowed changes: {changed or 'none'}")
 
 
 def newest(workdir: Path | str) -> Finding:
@@ -66,13 +66,13 @@ def newest(workdir: Path | str) -> Finding:
         return passed("no checkpoint yet")
     size, saved_at, trouble = checkpoint.describe(directory, there[-1])
     if trouble is None and size > _READ_WHOLE:
-        return passed(f"step {there[-1]} of {saved_at}, {size / 1e9:.1f} GB: its manifest is whole")
+        return passed(f"step {there[-1]} of {saved_at}, {size / 1e9:.1f} GB: manifest complete")
     good = recovery.newest_good_step(directory)
     if good != there[-1]:
         return warned(
             f"step {there[-1]}, the newest, is damaged "
             f"({checkpoint.problem(directory, there[-1])}): the run would resume from {good}",
-            f"put back a copy of checkpoints/{there[-1]}, or train those steps again",
+            f"restore a copy of checkpoints/{there[-1]}, or train those steps again",
         )
     return passed(f"step {good} of {saved_at} is unchanged")
 
@@ -95,7 +95,7 @@ def saves(workdir: Path | str) -> tuple[Finding, SaveTime]:
         if "seen" not in place.names():
             raise StorageFailed(
                 f"process {rank} does not see a file in {place.name} that process 0 wrote; all "
-                "hosts must see one `workdir`, such as gs://BUCKET/PATH"
+                "hosts must see the same `workdir`, such as gs://BUCKET/PATH"
             )
 
     def read() -> None:
@@ -118,7 +118,7 @@ def saves(workdir: Path | str) -> tuple[Finding, SaveTime]:
 
 
 def room(workdir: Path | str, config: TrainConfig, memory: DeviceMemory) -> Finding:
-    """The disk has room for the checkpoints that are kept, and for one that is being saved."""
+    """The disk has space for the kept checkpoints and the one that is being saved."""
     if location.at(workdir).is_in_bucket:
         return passed("not checked: a bucket has no fixed size")
     try:
@@ -128,11 +128,11 @@ def room(workdir: Path | str, config: TrainConfig, memory: DeviceMemory) -> Find
     if problem:
         place, _, fix = problem.partition("; ")
         return failed(place, fix, exit_code=StorageFailed.exit_code)
-    return passed(f"a checkpoint has {memory.state_bytes / 1e9:.3g} GB: there is room for all")
+    return passed(f"a checkpoint has {memory.state_bytes / 1e9:.3g} GB: all of them fit")
 
 
 def _together(name: str, act: Callable[[], Any]) -> float:
-    """Calls a function in every process and returns its seconds; raises the first error in all
+    """Calls a function in every process and returns its seconds. The first error is raised in all
     processes, so that no process waits for a failed one.
     """
     error, answer, began = None, "", time.monotonic()
@@ -159,7 +159,7 @@ def _directory(workdir: Path | str) -> Path:
 
 
 def _advised(error: StorageFailed, workdir: Path | str) -> StorageFailed:
-    """Returns an error of a bucket with its remedy, and another error unchanged."""
+    """Adds the fix to an error of a bucket; returns other errors unchanged."""
     if not location.at(workdir).is_in_bucket:
         return error
     return StorageFailed(f"{error}; {_OPEN_THE_BUCKET}")
@@ -171,7 +171,7 @@ def _next_to(workdir: Location, token: str) -> Location:
         return location.at(f"{workdir.name}.doctor-{token}")
     directory = workdir.path.absolute()
     there = nearest_directory(directory)
-    # The folder above a mounted workdir is on another disk.
+    # The parent folder of a mounted workdir is on another disk.
     inside = there if there != directory or os.path.ismount(directory) else directory.parent
     return location.at(inside / f"{directory.name}.doctor-{token}")
 
@@ -179,4 +179,4 @@ def _next_to(workdir: Location, token: str) -> Location:
 def _require_writable(directory: Path) -> None:
     """Raises PermissionError for a directory that this process may not write to."""
     if directory.is_dir() and not os.access(directory, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, "may not be written to", str(directory))
+        raise PermissionError(errno.EACCES, "is not writable", str(directory))

@@ -20,7 +20,7 @@ def versions() -> Finding:
         requirements = importlib.metadata.requires(_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
         return warned(
-            f"{_PACKAGE} is not installed here: the versions that it needs are unknown",
+            f"{_PACKAGE} is not installed: the versions that it needs are unknown",
             "pip install . in its checkout",
         )
     if not SpecifierSet(wanted_python).contains(python):

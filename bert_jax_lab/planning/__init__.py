@@ -1,1 +1,1 @@
-"""Predicts memory, time and cost of a run on TPUs that are not here."""
+"""Predicts memory, time and cost of a run on TPUs, without TPUs."""

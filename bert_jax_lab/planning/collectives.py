@@ -62,8 +62,8 @@ class CollectiveReader:
                 size -= operands  # the shape of a start has operands and results
             if kind == "reduce-scatter":
                 size = operands
-            # An asynchronous collective is part of several fusions with one channel; other ones
-            # are separate, although all collectives of a `shard_map` have the same channel.
+            # An asynchronous collective is part of several fusions with the same channel. Other
+            # collectives are separate, although all of a `shard_map` have the same channel.
             known = channel[0] if channel and is_fused else i.name
             return [(f"{kind} {known} {size}", Collective(kind, size, parse_group(i.rest)))]
         if i.op == "fusion":
@@ -78,7 +78,7 @@ class CollectiveReader:
                 pair for i in instructions for pair in self.collectives(i, shapes, is_fused=True)
             ]
             if any(i.op == "dynamic-slice" for i in instructions):
-                # An all-reduce whose result is sliced per device is sent as a reduce-scatter.
+                # An all-reduce with a result that is sliced per device is a reduce-scatter.
                 found = [
                     (f"{key} {name}", Collective("reduce-scatter", c.bytes, c.group))
                     if c.kind == "all-reduce"
@@ -128,9 +128,9 @@ def seconds(collective: Collective, *, mesh: Mesh, chip: Chip) -> float:
 def seconds_on_the_links(collective: Collective, *, size: int, chip: Chip) -> float:
     """Returns the time of one collective on a ring of `size` devices, without latency.
 
-    A device passes on (n - 1) / n of the array, and twice as much for an all-reduce. The ring uses
-    both directions of one dimension, that is two links of a chip: a closed ring exists in any grid
-    with an even side, with or without wraparound. Over slices, the ring uses the network cards.
+    A device sends (n - 1) / n of the array, and twice as much for an all-reduce. The ring uses both
+    directions of one dimension, which are two links of a chip: any grid with an even side contains
+    a closed ring, with or without wraparound. Between slices, the ring uses the network cards.
     """
     share = (size - 1) / size if size > 1 else 0.0
     if collective.kind == "all-reduce":
@@ -165,12 +165,12 @@ def parse_group(attributes: str) -> tuple[int, ...]:
         return tuple(devices.reshape(groups)[0].ravel().tolist())
     if match := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", attributes):
         sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", match[1])}
-        # `'a','b':(2)4`: the whole axis a, and the 4 of axis b that follow a part of 2.
+        # `'a','b':(2)4`: the whole axis a, and 4 of axis b after a part of 2.
         spanned = {
             name: (int(before or 1), int(size or sizes[name]))
             for name, before, size in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", match[2])
         }
-        # Split each axis into: before, spanned, after. The first group is at 0 of the outer two.
+        # Split each axis into: before, spanned, after. The first group is at 0 in the outer two.
         dims, first = [], []
         for name, size in sizes.items():
             before, part = spanned.get(name, (1, 1))

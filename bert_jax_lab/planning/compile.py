@@ -1,4 +1,4 @@
-"""Steps that are compiled ahead of time for TPUs that this machine does not have.
+"""Compiles steps ahead of time for TPUs that this machine does not have.
 
 Mesh, state and batch are abstract; step and compiler are the real ones. Nothing runs.
 """
@@ -30,14 +30,14 @@ from bert_jax_lab.planning import collectives, schedule, schedule_files
 from bert_jax_lab.planning.collectives import Traffic
 from bert_jax_lab.planning.topologies import Chip, Topology, devices
 
-# Compiled steps of this process by the text of the program: phases of one shape have the same train
-# step, and phases of one length the same evaluation step.
+# Compiled steps of this process by the text of the program: phases of the same shape share the
+# train step, and phases of the same length the evaluation step.
 _KNOWN: "dict[str, Compiled]" = {}
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class NotCompiled(UsageError):
-    """The compiler rejects a step for another reason than memory."""
+    """The compiler rejects a step for a reason other than memory."""
 
 
 class DoesNotFit(Exception):
@@ -45,7 +45,7 @@ class DoesNotFit(Exception):
 
     def __init__(self, needed: int, available: int):
         super().__init__(
-            f"needs {needed / 2**30:.2f} GiB per device, and the compiler has "
+            f"needs {needed / 2**30:.2f} GiB per device, but the compiler has "
             f"{available / 2**30:.2f}"
         )
         self.needed, self.available = needed, available
@@ -53,7 +53,7 @@ class DoesNotFit(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one device while the step runs."""
+    """Bytes per device while the step runs."""
 
     weights: int
     moments: int
@@ -72,7 +72,7 @@ class Compiled:
     """The costs of one compiled step for one device."""
 
     memory: Memory
-    # By the final schedule (schedule.py): all cycles of computation, and of exposed collectives.
+    # From the final schedule (schedule.py): all computation cycles and exposed collectives.
     cycles: int
     exposed_cycles: int
     collectives: tuple[Traffic, ...]
@@ -110,7 +110,7 @@ def train_step(
 def evaluation_step(
     config: TrainConfig, shape: PhaseConfig, *, mesh: Mesh, topology: Topology
 ) -> Compiled:
-    """Compiles the evaluation step for batches of a shape. Raises as `train_step` does."""
+    """Compiles the evaluation step for batches of a shape. Raises the errors of `train_step`."""
     with jax.set_mesh(mesh):
         params = TrainState.abstract(config, mesh).params
         objective, batch = _batch(config, shape, mesh)
@@ -168,10 +168,10 @@ def _compiled(
 
 
 def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, str]:
-    """Returns the program, and its text as the compiler writes it.
+    """Returns the program, and its text as written by the compiler.
 
-    `as_text()` goes through jaxlib, which may be older than libtpu and then cannot read every
-    program for newer chips.
+    `as_text()` uses jaxlib, which may be older than libtpu and then cannot read some programs for
+    newer chips.
     """
     with tempfile.TemporaryDirectory(prefix="bert-jax-plan-") as folder:
         options = options | {
@@ -187,7 +187,7 @@ def _compile(lowered: Any, options: dict[str, Any]) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _uncached() -> Iterator[None]:
-    """Disables the compilation cache, which has neither programs for other devices nor texts."""
+    """Disables the compilation cache, which lacks programs for other devices and program texts."""
     is_enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
     # jax reads the setting once, until the cache is reset.
     reset_cache()
@@ -200,11 +200,11 @@ def _uncached() -> Iterator[None]:
 
 
 def error_of(error: Exception, chip: Chip, title: str) -> Exception:
-    """Returns the error to raise for an error of a compilation: `DoesNotFit` for the memory of the
+    """Returns the error to raise for a compilation error: `DoesNotFit` for the memory of the
     device, `NotCompiled` for another status of the compiler, or the error itself.
     """
     text = str(error)
-    # The memory of the core, "vmem", is for one fusion, whatever the batch.
+    # "vmem" is the memory of the core, which limits one fusion and does not depend on the batch.
     if "RESOURCE_EXHAUSTED" not in text or "memory space vmem" in text:
         reason = text.partition("\n")[0]
         if not re.match(r"[A-Z]+(_[A-Z]+)*: ", reason):

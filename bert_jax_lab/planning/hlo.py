@@ -87,7 +87,7 @@ def operands_of(i: Instruction) -> list[str]:
 
 
 def _closing(text: str, depth: int) -> int:
-    """Returns the place of the parenthesis that closes `depth` open ones."""
+    """Returns the index of the parenthesis that closes `depth` open ones."""
     for match in re.finditer(r"[()]", text):
         depth += 1 if match[0] == "(" else -1
         if depth == 0:
@@ -108,10 +108,10 @@ def trips_of(i: Instruction, computations: dict[str, list[Instruction]]) -> int:
 def moved_bytes(
     i: Instruction, shapes: dict[str, str], computations: dict[str, list[Instruction]]
 ) -> int:
-    """Returns the bytes of HBM that an instruction reads and writes; for an array that it slices or
-    updates in place, the bytes of the slice.
+    """Returns the bytes of HBM that an instruction reads and writes. An array that is only sliced
+    or updated in place counts with the bytes of the slice.
 
-    `shapes` has the shapes of the instructions of its computation, by name.
+    `shapes` maps the names of the instructions in its computation to their shapes.
     """
     inside = computations.get(attribute(i, "calls"), []) if i.op == "fusion" else []
     # A single instruction is read like a fusion of it.
@@ -123,7 +123,7 @@ def moved_bytes(
     } or dict(enumerate(operands))
     inside = inside or [i]
     known = shapes | {each.name: each.shape for each in inside}
-    # Fusions pass the array of an asynchronous collective on in place.
+    # Fusions pass the array of an asynchronous collective through in place.
     is_beside = attribute(i, "calls").startswith("async_collective_fusion")
     in_place = re.findall(r"\{(\d+)\}: \((\d+),", i.rest) if is_beside else []
     total = 0

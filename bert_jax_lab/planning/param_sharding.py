@@ -1,4 +1,4 @@
-"""Says where each parameter of a config lies on a mesh of devices that need not exist."""
+"""Lists the sharding of each parameter of a config on a mesh, without its devices."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from bert_jax_lab.planning.topologies import Topology
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """One parameter: `spec` has the mesh axis that cuts each dim, or None; bytes of one device."""
+    """One parameter: `spec` has the mesh axis that shards each dim, or None; bytes per device."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ def placements(config: TrainConfig, topology: Topology) -> list[Placement]:
 
 
 def abstract_mesh(config: TrainConfig, topology: Topology) -> AbstractMesh:
-    """Returns the config's mesh over the topology. Raises `UsageError` if it does not cover it."""
+    """Returns the config's mesh. Raises `UsageError` if it does not cover the topology."""
     tensor, fsdp = config.mesh.tensor, config.mesh.fsdp
     if fsdp == -1:
         fsdp = topology.devices // (topology.slices * tensor)

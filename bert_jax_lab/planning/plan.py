@@ -1,10 +1,10 @@
 """Predicts memory, time and cost of every phase of a run on TPUs that this machine does not have.
 
-Memory, cycles and collectives are the compiler's (`compile.py`), FLOPs have a closed form
-(`update/flops.py`), rates and prices are a table (`topologies.py`). The time of a step is that of
-its computation by the final schedule, plus the exposed part of its collectives, which has no
-computation beside it. Not included are compilation, preemptions, the latency of collectives, and
-waiting for data.
+The compiler determines memory, cycles and collectives (`compile.py`). FLOPs have a closed form
+(`update/flops.py`), and a table lists rates and prices (`topologies.py`). The time of a step is its
+computation time in the final schedule, plus the exposed part of its collectives, which does not
+overlap with computation. Compilation, preemptions, the latency of collectives, and waiting for data
+are not included.
 """
 
 import collections
@@ -30,8 +30,8 @@ from bert_jax_lab.planning.collectives import Traffic
 from bert_jax_lab.planning.compile import Compiled, DoesNotFit, NotCompiled
 from bert_jax_lab.planning.topologies import Topology
 
-# A host and a bucket 40 ms away with 80 MB/s per stream, on two cores: bytes per second, and
-# seconds for the requests (python benchmarks/bucket_save.py). Hosts of a slice are faster.
+# Measured with a bucket 40 ms away and 80 MB/s per stream: bytes per second, and seconds for the
+# requests (python benchmarks/bucket_save.py). Hosts of a slice are faster.
 _SAVE_RATE, _SAVE_REQUESTS = 50e6, 2.6
 
 
@@ -47,29 +47,29 @@ class EvaluationPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class SavePlan:
-    """The saves of a phase, which run beside the training."""
+    """The saves of a phase, which run in parallel to training."""
 
     bytes: int  # of one save, by all hosts together
     seconds: float  # until a save is complete
     per_hour: float
-    share: float  # of the time in which a save is under way
+    share: float  # of the time in which a save is running
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePlan:
-    """One phase. Bytes, cycles, FLOPs and seconds are those of one device and one step."""
+    """One phase. Bytes, cycles, FLOPs and seconds are per device and step."""
 
     sequence_length: int
     global_batch_size: int
     steps: int
     fits: bool
     memory_bytes: int | None  # None if the compiler rejects the step
-    hbm_bytes: int  # of the device, by its data sheet
-    available_bytes: int  # for one program, by the compiler
+    hbm_bytes: int  # per device, from the data sheet
+    available_bytes: int  # for one program, from the compiler
     memory: dict[str, int]
     flops_per_device: float
-    attention: dict[str, str]  # the implementation for each kind of layers
-    # The rest is None, or empty, if the step does not fit.
+    attention: dict[str, str]  # the implementation for each kind of layer
+    # The other fields are None, or empty, if the step does not fit.
     cycles: int | None = None
     collectives: tuple[Traffic, ...] = ()
     step_seconds: float | None = None  # the sum of the next two
@@ -110,7 +110,7 @@ def plan(config: TrainConfig, topology: Topology) -> Plan:
     """Compiles every phase of `config` for the topology, which takes minutes for a large model.
 
     Call `topologies.prepare_environment` first. Raises `UsageError` if the mesh or a batch does not
-    divide.
+    divide evenly.
     """
     config = dataclasses.replace(
         config, mesh=dataclasses.replace(config.mesh, slices=topology.slices)
@@ -145,7 +145,7 @@ def plan(config: TrainConfig, topology: Topology) -> Plan:
 
 
 def phase_plan(config: TrainConfig, number: int, *, mesh: Any, topology: Topology) -> PhasePlan:
-    """Compiles the steps of one phase; `config` is that of the phase."""
+    """Compiles the steps of one phase; `config` is the phase's config."""
     phase, chip = config.phases[number], topology.chip
     flops = train_flops(OBJECTIVES[config.objective], config.model, phase) / topology.devices
     known = {
@@ -165,7 +165,7 @@ def phase_plan(config: TrainConfig, number: int, *, mesh: Any, topology: Topolog
     shape = batch_shape(config, phase, devices=mesh.size)
     evaluated = None
     try:
-        # The evaluation step first: it compiles in a fraction of the time.
+        # The evaluation step is first, because it compiles in a fraction of the time.
         evaluated = compile.evaluation_step(config, shape, mesh=mesh, topology=topology)
         trained = compile.train_step(config, phase, mesh=mesh, topology=topology)
     except (DoesNotFit, NotCompiled) as refusal:
@@ -208,13 +208,13 @@ def remedy(
     config: TrainConfig, phase: PhaseConfig, refusal: DoesNotFit | NotCompiled, *, mesh: Any,
     topology: Topology,
 ) -> str:  # fmt: skip
-    """Returns the smallest number of microbatches with which a rejected train step fits; each
+    """Returns the smallest number of microbatches with which a rejected train step fits. Each
     number is tried by compiling the step.
     """
     if isinstance(refusal, NotCompiled):
         return (
-            f"{refusal}; another compute.layers, compute.attention or "
-            "optimizer.gradient_accumulation_steps makes another program"
+            f"{refusal}; change compute.layer_loop, compute.attention or "
+            "optimizer.gradient_accumulation_steps to compile another program"
         )
     rows = phase.global_batch_size // sharding.row_shards(mesh)
     count = 2 * config.optimizer.gradient_accumulation_steps
@@ -233,10 +233,10 @@ def remedy(
 
 
 def host_rows(mesh: Any, rows: int) -> float:
-    """Returns how many rows of a global batch the busiest host makes: those of every shard that it
-    has a part of.
+    """Returns the number of rows of a global batch on the busiest host, which makes the rows of
+    every shard on it.
 
-    Hosts that share a shard, as `tensor` over several hosts makes them, each make its rows.
+    Hosts that share a shard, for example with `tensor` over several hosts, all make its rows.
     """
     shards = mesh.devices.reshape(-1, mesh.shape["tensor"])
     hosts = collections.Counter(h for shard in shards for h in {d.process_index for d in shard})

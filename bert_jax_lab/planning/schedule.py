@@ -1,12 +1,12 @@
 """Cycles of a compiled TPU program by its final schedule: one bundle of instructions is one cycle.
 
 The compiler writes the schedule of each fusion and each kernel (`schedule_files.py`), for one of
-the two cores of a chip if the cores share the tiles of a fusion (v4, v5p). Waiting for memory is
-not part of it: the time of an instruction is the largest of its bundles, of its bytes over the
-bandwidth, and of its matrix products over the peak rate. A collective runs beside the instructions
-between its start and its end, one collective at a time over the links; for the rest of its time the
-core waits, and this rest is exposed. Not included are the latency of memory, bytes that a kernel
-fetches itself, and instructions without a schedule.
+the two cores of a chip if the cores share the tiles of a fusion (v4, v5p). It does not include
+memory stalls. The time of an instruction is therefore the largest of its bundles, its bytes over
+the bandwidth, and its matmul FLOPs over the peak rate. A collective overlaps with the instructions
+between its start and its end, and the links carry one collective at a time. For the remaining time
+the core waits; this time is exposed. Memory latency, bytes that a kernel fetches itself, and
+instructions without a schedule are not included.
 """
 
 import collections
@@ -30,12 +30,12 @@ _SHARED = re.compile(r'"megacore_split_dim":"(\d+)"')
 _EXIT = re.compile(r"scmp\.\w+\.[us]32\.totalorder \S+, (\d+) /\* loop exit test")
 
 
-# The compiler gives an estimate for an instruction that computes.
+# The compiler writes an estimate for instructions that compute.
 _COMPUTES = re.compile(r'"estimated_cycles":"?\d')
 
 
 class Line(NamedTuple):
-    """A bundle: how many loops it is in, whether one begins there, and the trips it tests."""
+    """A bundle: its loop depth, whether a loop begins there, and the trips it tests."""
 
     depth: int
     begins: bool
@@ -47,7 +47,7 @@ class Cost:
     """The cost of one run of a program, or of a part of it, for one device."""
 
     cycles: float = 0.0
-    # Cycles of collectives without computation beside them.
+    # Cycles of collectives that do not overlap with computation.
     exposed: float = 0.0
     # How often each collective runs.
     collectives: Mapping[Collective, int] = field(default_factory=dict)
@@ -119,14 +119,14 @@ class _Reader:
             else:
                 total = total.plus(Cost(self._cycles(i, shapes)))
             for collective, end in begin[place]:
-                if end == place:  # nothing runs beside it
+                if end == place:  # nothing overlaps with it
                     start(collective, end)
             wait = max(0.0, ends.pop(place, 0.0) - total.cycles - total.exposed)
             total = total.plus(Cost(exposed=wait))
         return total
 
     def _cycles(self, i: Instruction, shapes: dict[str, str]) -> float:
-        """Returns the cycles of an instruction that computes; 0 for another one."""
+        """Returns the cycles of an instruction that computes, 0 for other instructions."""
         if not _COMPUTES.search(i.rest) and i.name not in self._bundles:
             return 0.0
         moved = hlo.moved_bytes(i, shapes, self._computations) / self._chip.memory_bandwidth
@@ -136,8 +136,8 @@ class _Reader:
 
 
 def _beside(i: Instruction) -> str:
-    """Returns the computation that an instruction starts beside the others, "" if none: work for
-    another core of the chip (collectives and scatters on v5p and newer).
+    """Returns the computation that an instruction starts on another core of the chip (collectives
+    and scatters on v5p and newer), "" if there is none.
     """
     if i.op == "async-start":
         return attribute(i, "calls")
@@ -148,7 +148,7 @@ def _beside(i: Instruction) -> str:
 def _collectives(
     instructions: list[Instruction], shapes: dict[str, str], reader: CollectiveReader
 ) -> dict[int, list[tuple[Collective, int]]]:
-    """Returns the collectives that begin at each place of a computation, with the place of their
+    """Returns the collectives that begin at each index of a computation, with the index of their
     end: the "done" instruction, the last fusion that they are part of, or the "recv".
     """
     began: dict[str, tuple[int, Collective]] = {}
@@ -171,8 +171,8 @@ def _collectives(
 
 
 def _of_instructions(text: str) -> dict[str, int]:
-    """Returns the bundles of each instruction with a schedule; the compiler writes equal fusions
-    once, so that an instruction with the shape, tiles and estimate of another has its schedule.
+    """Returns the bundles of each instruction with a schedule. The compiler writes equal fusions
+    once: instructions with equal shape, tiles and estimate share a schedule.
     """
     files = {
         match[1]: path
@@ -216,7 +216,7 @@ def _lines(text: str) -> Iterator[Line]:
 
 def _span(lines: list[Line], *, trips: int, depth: int = 0) -> int:
     """Returns the executed bundles: the outermost loop runs `trips` times, over the tiles of a
-    fusion, and an inner loop as often as the constant of its exit test.
+    fusion, and an inner loop as often as the constant in its exit test.
     """
     total = i = 0
     while i < len(lines):
@@ -236,8 +236,8 @@ def _span(lines: list[Line], *, trips: int, depth: int = 0) -> int:
 
 
 def _kernel(lines: list[Line]) -> int:
-    """Returns the executed bundles of a kernel: one loop over its grid, with an extra iteration
-    before and after it; some lines lack the mark of the loop, and inner loops are unrolled.
+    """Returns the executed bundles of a kernel: one loop over its grid, plus one iteration before
+    and one after it. Some lines lack the mark of the loop, and inner loops are unrolled.
     """
     first = next((i for i, line in enumerate(lines) if line.depth), len(lines))
     tests = [(i, x.trips) for i, x in enumerate(lines) if x.depth == 1 and x.trips is not None]
@@ -278,7 +278,7 @@ def _of_convolution(i: Instruction, shapes: dict[str, str]) -> int:
     )
     for c, size, stride, dilation in zip(spatial, windows, strides, dilations, strict=True):
         there, made = left[labels[1].index(c)], out[labels[3].index(c)]
-        # The window moves over a shared dim in strides, so that each result sees one place.
+        # The window moves over a shared dim in strides, so that each result sees one position.
         is_shared = dilation > 1 or (stride > 1 and made > 1) or made == size
         multiplied *= size if made == 1 else 1 if is_shared else min(size, there)
     return 2 * math.prod(out) * multiplied

@@ -18,8 +18,8 @@ _folder: Path | None = None
 
 
 def request() -> None:
-    """Makes the compiler write schedules into a folder that is removed with this process. Call it
-    before the compiler is loaded.
+    """Makes the compiler write schedules into a folder that is removed when this process ends. Call
+    it before the compiler is loaded.
 
     Raises UsageError if LIBTPU_INIT_ARGS already names a folder.
     """
@@ -36,12 +36,12 @@ def request() -> None:
 
 def forget() -> None:
     """Removes the schedules of earlier programs: names of instructions repeat, and the files of a
-    large program have hundreds of megabytes.
+    large program take hundreds of megabytes.
     """
     for path in written():
         path.unlink()
 
 
 def written() -> list[Path]:
-    """Returns the files since the last call of `forget`."""
+    """Returns the files written since the last call of `forget`."""
     return [] if _folder is None else [*_folder.glob("*final_bundles.txt")]

@@ -1,8 +1,8 @@
 """TPU generations and slices: memory, rates, links and prices.
 
 A device is a JAX device: a core (half a chip) on v2, v3 and tpu7x, a chip on the others. `parse`
-and the table need no compiler; `devices` asks the TPU compiler of the package libtpu, which runs on
-any Linux machine, for devices that the machine does not have.
+and the table need no compiler. `devices` asks the TPU compiler in the package libtpu, which runs on
+any Linux machine, also without these devices.
 """
 
 import importlib.util
@@ -25,15 +25,15 @@ _CHIPS_OF_A_HOST = 4
 
 @dataclass(frozen=True)
 class Chip:
-    """One generation. Rates are in bytes, FLOPs or cycles a second, sizes in bytes."""
+    """One generation. Rates are in bytes, FLOPs or cycles per second, sizes in bytes."""
 
     generation: str
     device_kind: str  # jax.Device.device_kind
     devices_per_chip: int
-    hbm_bytes: int  # a device: data sheet
-    compiler_bytes: int  # a device: the limit of one program, by the compiler's errors
-    flops_per_cycle: int  # a device: width x height x 2 of all its matrix units
-    memory_bandwidth: float  # a device
+    hbm_bytes: int  # per device, from the data sheet
+    compiler_bytes: int  # per device: the limit of one program, from the compiler's errors
+    flops_per_cycle: int  # per device: width x height x 2 of all its matrix units
+    memory_bandwidth: float  # per device
     link_bandwidth: float  # one link of a chip, one direction
     dimensions: int  # of the grid of chips
     network_bandwidth: float  # a chip's share of its host's network card; 0: no multi-slice
@@ -53,28 +53,28 @@ class Chip:
 
 # Sources, read 2026-10.
 # - HBM size and bandwidth: docs.cloud.google.com/tpu/docs/{v2,v3,v4,v5e,v5p,v6e,tpu7x};
-#   halved where a device is a core.
-# - compiler_bytes: "exceeds available HBM" in the refusals of libtpu 0.0.51.
-# - flops_per_cycle: matrix units of those pages (128 x 128: one a core on v2, two on v3, four on
-#   v4, v5e and v5p, of which v4 and v5p have two cores a device). For v6e and tpu7x, what the
-#   compiler estimates for a large product (369 k and 422 k FLOPs a cycle reached) fits 524,288
-#   only. The clocks that follow are 0.69, 0.94, 1.05, 1.50, 1.75, 1.75 and 2.20 GHz.
+#   halved if a device is a core.
+# - compiler_bytes: "exceeds available HBM" in the errors of libtpu 0.0.51.
+# - flops_per_cycle: matrix units from those pages (128 x 128: one per core on v2, two on v3, four
+#   on v4, v5e and v5p; v4 and v5p have two cores per device). For v6e and tpu7x, only 524,288 is
+#   consistent with the compiler's estimate for a large product (369 k and 422 k FLOPs per cycle).
+#   The resulting clocks are 0.69, 0.94, 1.05, 1.50, 1.75, 1.75 and 2.20 GHz.
 # - link_bandwidth: v2, 496 Gbit/s (Jouppi et al. 2020, "A domain-specific supercomputer", CACM);
 #   v3, 70 GB/s (Jouppi et al. 2023, "TPU v4", ISCA; the former has 656 Gbit/s = 82 GB/s, the lower
-#   is taken); v4, 45 GB/s (jax-ml.github.io/scaling-book, "How to think about TPUs"; the paper has
-#   50); the rest, bidirectional bandwidth a chip of those pages, over links, over two directions.
+#   value is used); v4, 45 GB/s (jax-ml.github.io/scaling-book, "How to think about TPUs"; the paper
+#   has 50); others: bidirectional bandwidth per chip from those pages, per link and direction.
 # - network_bandwidth: v5e 2 x 100 Gbit/s and v6e 4 x 200 Gbit/s for 8 chips, v5p 50 and tpu7x
-#   100 Gbit/s a chip (those pages); v4, 25 GB/s a host of 4 (scaling book). Multi-slice needs v4 or
-#   newer (docs.cloud.google.com/tpu/docs/multislice-introduction).
-# - hosts: launch/accelerators.tsv, which names its pages.
+#   100 Gbit/s per chip (those pages); v4, 25 GB/s per host of 4 (scaling book). Multi-slice needs
+#   v4 or newer (docs.cloud.google.com/tpu/docs/multislice-introduction).
+# - hosts: launch/accelerators.tsv, which names its sources.
 # - prices: the cheapest US region. v5p 4.20 and v6e 2.70: SkyPilot's catalogue v8
 #   (github.com/skypilot-org/skypilot-catalog, commit 006059e, from Google's billing interface). v2
-#   (4.50 for 4 chips), v3 (8.00 for 4 chips), v4 and v5e: cloud.google.com/tpu/pricing. tpu7x: none
-#   found.
+#   (4.50 for 4 chips), v3 (8.00 for 4 chips), v4 and v5e: cloud.google.com/tpu/pricing. tpu7x: not
+#   published.
 # fmt: off
 _TABLE = (
-    # generation, kind, devices a chip, GiB of a device, of them usable, FLOPs a cycle, GB/s of
-    # memory, of a link, dimensions, GB/s of the network, largest host, dollars a chip-hour
+    # generation, kind, devices per chip, GiB per device, usable GiB, FLOPs per cycle, GB/s of
+    # memory, GB/s per link, dimensions, GB/s of the network, largest host, dollars per chip-hour
     Chip("v2", "TPU v2", 2, 8 * _GIB, int(7.48 * _GIB), 128 * 128 * 2,
          350 * _GB, 62 * _GB, 2, 0, 4, 1.125),
     Chip("v3", "TPU v3", 2, 16 * _GIB, int(15.48 * _GIB), 128 * 128 * 2 * 2,
@@ -126,17 +126,17 @@ def parse(name: str, *, slices: int = 1) -> Topology:
         raise UsageError(f"`topology` {name}: write it as GENERATION:CHIPSxCHIPS, such as v3:4x8")
     chip = CHIPS.get(match[1])
     if chip is None:
-        raise UsageError(f"`topology` {name}: no such generation; there are {', '.join(CHIPS)}")
+        raise UsageError(f"`topology` {name}: unknown generation; choose from {', '.join(CHIPS)}")
     shape = tuple(int(size) for size in match[2].split("x"))
     dims = chip.dimensions
     if len(shape) != dims or 0 in shape:
         example = "4x4x4" if dims == 3 else "4x8"
         raise UsageError(
-            f"`topology` {name}: chips of {chip.generation} lie in {dims} dimensions, "
+            f"`topology` {name}: a slice of {chip.generation} has {dims} dimensions, "
             f"such as {chip.generation}:{example}"
         )
     if slices < 1:
-        raise UsageError(f"`slices` {slices}: at least 1")
+        raise UsageError(f"`slices` {slices}: must be at least 1")
     if slices > 1 and not chip.network_bandwidth:
         raise UsageError(f"`slices` {slices}: several slices need v4 or newer, not {name}")
     return Topology(name, chip, shape, slices)
@@ -149,7 +149,7 @@ def prepare_environment() -> None:
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UsageError(
-            f"the TPU compiler is not installed: {install_command('libtpu')}, best in a "
+            f"the TPU compiler is not installed: {install_command('libtpu')}, preferably in a "
             "separate environment: with libtpu, jax looks for a TPU at every start, unless "
             "JAX_PLATFORMS=cpu is set"
         )
@@ -178,10 +178,10 @@ def devices(topology: Topology) -> list[Any]:
         found = list(topologies.get_topology_desc(topology.name, platform="tpu", **options).devices)
     except Exception as error:  # its type depends on the version of jax
         reason = str(error).splitlines()[0]
-        raise UsageError(f"`topology` {topology.name}: the compiler refuses it: {reason}") from None
+        raise UsageError(f"`topology` {topology.name}: the compiler rejects it: {reason}") from None
     if len(found) != topology.devices:
         raise UsageError(
-            f"`topology` {topology.name}: the compiler has {len(found)} devices where "
-            f"{topology.devices} were expected"
+            f"`topology` {topology.name}: the compiler has {len(found)} devices instead of "
+            f"{topology.devices}"
         )
     return found

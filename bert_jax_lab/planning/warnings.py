@@ -25,8 +25,8 @@ def warnings(config: TrainConfig, phases: Any, *, topology: Topology) -> Iterato
             continue
         if phase.mfu < 0.5:
             yield (
-                f"{name}: {tokens:,.0f} tokens per device and step are little work: matrix "
-                f"products take {100 * phase.mfu:.0f} % of the step; a larger batch or fewer "
+                f"{name}: {tokens:,.0f} tokens per device and step are little work: matmuls take "
+                f"{100 * phase.mfu:.0f} % of the step; a larger batch or fewer "
                 "devices would use the devices better"
             )
         if phase.memory_bytes > 0.9 * phase.available_bytes:
@@ -43,7 +43,7 @@ def _compiler() -> Iterator[str]:
     ours = installed("libtpu").get("libtpu")
     if ours is not None and ours != LAUNCHED_LIBTPU:
         yield (
-            f"this plan is compiled by libtpu {ours}, and launched runs use {LAUNCHED_LIBTPU}: "
+            f"this plan is compiled by libtpu {ours}, but launched runs use {LAUNCHED_LIBTPU}: "
             f"memory and cycles can differ a little; install libtpu=={LAUNCHED_LIBTPU} to plan "
             "with the same version"
         )
@@ -55,13 +55,13 @@ def _saves(phase: Any, *, name: str) -> Iterator[str]:
         minutes = math.ceil(saving.seconds / _MUCH_SAVING / 60)
         yield (
             f"{name}: {saving.per_hour:,.0f} saves per hour of {saving.bytes / 1e9:.1f} GB, about "
-            f"{saving.seconds:.0f} s each, are under way {100 * min(saving.share, 1):.0f} % of the "
+            f"{saving.seconds:.0f} s each, are running {100 * min(saving.share, 1):.0f} % of the "
             f"time; set checkpoint.every_minutes={minutes}"
         )
 
 
 def _all_reduced(config: TrainConfig, phase: Any, *, name: str) -> Iterator[str]:
-    """Yields a warning of gradients that are all-reduced although the weights are sharded."""
+    """Yields a warning about gradients that are all-reduced although the weights are sharded."""
     within = [c for c in phase.collectives if c.axes != ("slice",)]
     reduced = sum(
         c.bytes for c in within if c.kind == "all-reduce" and {*c.axes} & {*sharding.FSDP}

@@ -1,1 +1,1 @@
-"""Probes: numbers that say what a trained model has learned, and how it gets there."""
+"""Probes: metrics that describe what a trained model has learned, and how it computes."""

@@ -1,8 +1,8 @@
 """Queries, keys, scores and weights of every head, as a model computes them for given texts.
 
-The probe replaces the function that computes attention. The function gets the queries and keys
-after any rotation, the scores that positions add, and the mask, for every kind of position and of
-block; the replacement records them, and computes as `plain` does. So the model has no code for it.
+The probe replaces the function that computes attention, which receives the queries and keys after
+any rotation, the scores that positions add, and the mask, for every kind of position and of block.
+The replacement records them and computes the result of `plain`; the model has no code for it.
 
 Dims: N layers, H heads, L tokens of the queries, S tokens of the keys (S = L), K head size.
 """
@@ -36,7 +36,7 @@ class Attention:
 
     `query` and `key` float32 `[N, H, L, K]`, after any rotation; `position` float32 `[N, H, L, L]`,
     the scores that positions add (divided by sqrt(K) if the model does so), or None. `seen` bool
-    `[N, L, L]`: whether the query of the row sees the key of the column. `sequence_ids` and
+    `[N, L, L]`: whether the query of the row attends to the key of the column. `sequence_ids` and
     `position_ids` int32 `[L]`. `is_cls` and `is_sep` bool `[L]`. `layers` counts from 1.
     """
 
@@ -65,9 +65,7 @@ class Attention:
         return query @ np.swapaxes(key, 1, 2) / np.sqrt(self.head_size)
 
     def scores(self, layer: int) -> np.ndarray:
-        """Returns the scores before softmax, float64 `[H, L, L]`: -inf for keys that are not
-        seen.
-        """
+        """Returns the scores before softmax, float64 `[H, L, L]`: -inf for masked keys."""
         scores = self.products(layer)
         if self.position is not None:
             scores = scores + self.position[layer]
@@ -106,18 +104,18 @@ def statistics(attention: Attention) -> list[dict[str, Any]]:
 
 
 class AttentionProbe:
-    """Reads the attention of a checkpoint, in float32; compiles once for each length."""
+    """Reads the attention of a checkpoint, in float32; compiles once per length."""
 
     def __init__(self, source: LoadedCheckpoint, tokenizer: Tokenizer):
         config = source.config
         score = getattr(config.model.mixer, "score", SelfAttentionOptions.score)
         if SCORES[score].is_added:
             raise UsageError(
-                f"model.mixer.score is {score}: only products of queries and keys can be shown"
+                f"model.mixer.score is {score}: only dot products of queries and keys can be shown"
             )
         # Unrolled and without rematerialization, so that the recorded arrays are not in a loop.
         compute = dataclasses.replace(
-            config.compute, dtype="float32", remat="none", layers="unroll"
+            config.compute, dtype="float32", remat="none", layer_loop="unroll"
         )
         self._source, self._tokenizer, self._mesh = source, tokenizer, source.mesh
 
@@ -207,9 +205,9 @@ class AttentionProbe:
         return sorted({layer - 1 for layer in layers} or range(depth))
 
     def _row(self, texts: Sequence[str], packed: bool) -> dict[str, np.ndarray]:
-        """Returns the four arrays int32 `[L]` that the model reads."""
+        """Returns the four input arrays of the model, int32 `[L]`."""
         if isinstance(texts, str) or not texts:
-            raise UsageError("expected a list of texts, with one at least")
+            raise UsageError("expected a list of at least one text")
         if len(texts) > 2 and not packed:
             raise UsageError(
                 f"{len(texts)} texts: give one, or two for a pair, or pack them with `packed`"

@@ -1,7 +1,7 @@
-"""The attention to one row as an object for JSON: in full, or compact for a page.
+"""The attention to one row as a JSON object: in full, or compact for a page.
 
 Both have the same numbers. Queries, keys and the scores that positions add are stored once, exactly
-or in two bytes per number; all other numbers are computed from the stored numbers, here in NumPy
+or in two bytes per number. All other numbers are computed from the stored numbers, here in NumPy
 and on the page by its script.
 """
 
@@ -13,17 +13,17 @@ import numpy as np
 
 from bert_jax_lab.probes.attention import Attention, statistics
 
-# Larger arrays, in bytes, are stored as int16: a page of BERT-Base has 6 MB for 128 tokens, and
-# would have 13.
+# Larger arrays, in bytes, are stored as int16: a page for BERT-Base with 128 tokens has 6 MB
+# instead of 13 MB.
 _EXACT = 3_000_000
-# Decimals of the numbers that are written out.
+# The decimals of numbers that are written as text.
 _DECIMALS = 6
-# The largest number of a vector, in two bytes.
+# The largest number of a vector in the two-byte format.
 _MOST = 32767
 
 
 class AttentionDocument:
-    """The attention to a row; `attention` has the numbers as they are stored."""
+    """The attention to a row; `attention` contains the numbers as they are stored."""
 
     def __init__(self, attention: Attention, *, about: dict[str, Any]):
         """`about` is the beginning of both forms: plain values about the model and the texts."""
@@ -74,8 +74,8 @@ class AttentionDocument:
         }
 
     def compact(self) -> dict[str, Any]:
-        """Returns the stored arrays, the statistics of heads, and, for layers with a window,
-        `seen`: the `kinds` of masks, "1" for a key that is seen, and the kind of each of the
+        """Returns the stored arrays, the statistics of heads and, for layers with a window, `seen`:
+        the `kinds` of masks, with "1" for a key that is attended to, and the kind of each of the
         `layers`.
         """
         layers = list(self.attention.layers)
@@ -89,12 +89,11 @@ class AttentionDocument:
         )
 
     def in_full(self) -> dict[str, Any]:
-        """Returns all numbers, rounded to six decimals; the score of a key that is not seen is
-        null.
+        """Returns all numbers, rounded to six decimals; the score of a masked key is null.
 
-        For each head `query` and `key` `[L][K]`; `query_key`, q.k / sqrt(K); `position`, the scores
-        that positions add, or null; `scores`, the sum of the two; and `weights`, their softmax:
-        each `[L][L]`, a row per query.
+        For each head: `query` and `key` `[L][K]`; `query_key`, q.k / sqrt(K); `position`, the
+        scores that positions add, or null; `scores`, the sum of the two; and `weights`, their
+        softmax. The last four are `[L][L]`, one row per query.
         """
         found, heads = self.attention, iter(self.statistics)
         layers = []

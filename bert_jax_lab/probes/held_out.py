@@ -1,4 +1,4 @@
-"""Held-out sentences of readable length: a fixed choice for a corpus."""
+"""Held-out sentences of readable length: a fixed selection for each corpus."""
 
 from collections.abc import Iterator
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from bert_jax.data.corpus.store import Corpus
 
-# Sub-words per sentence: enough context to guess a word, few enough to read.
+# Tokens per sentence: enough context to predict a word, few enough to read.
 _SHORTEST, _LONGEST = 8, 28
 
 
 def readable_sentences(corpus: Corpus, documents: int) -> Iterator[list[list[int]]]:
-    """Yields the ids of the sentences of readable length per document, for a number of documents at
-    equal distances over the validation split, or for all documents if there are fewer.
+    """Yields the ids of a document's sentences of readable length. The documents are `documents`
+    documents at equal distances in the validation split, or all of them if there are fewer.
     """
     split = corpus.validation
     last = len(split.document_starts) - 2

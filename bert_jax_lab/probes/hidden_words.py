@@ -1,4 +1,4 @@
-"""Held-out sentences with a hidden word, and the guesses of a model."""
+"""Held-out sentences with a masked word, and the predictions of a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _DRAW = 0
 
 @dataclass(frozen=True)
 class HiddenWord:
-    """A sentence with a mask, the hidden word, and candidates, the best first."""
+    """A sentence with a mask, the masked word, and candidates, the best one first."""
 
     text: str
     word: str
@@ -37,8 +37,8 @@ def hidden_words(
     number: int = 8,
     top: int = 3,
 ) -> list[HiddenWord]:
-    """Returns examples from documents at equal distances over the validation split, a fixed choice
-    for a corpus. One whole word of each sentence is hidden, drawn with equal probability.
+    """Returns examples from documents at equal distances in the validation split, a fixed selection
+    for each corpus. One randomly drawn whole word of each sentence is masked.
 
     Returns fewer than `number` if fewer documents have a sentence of readable length. Raises
     UsageError for a model without a masked-LM head.
@@ -47,7 +47,7 @@ def hidden_words(
     forward, mask = forward_of(source), tokenizer.special.mask
     found = []
     for ids, place in drawn_words(tokenizer, corpus, number):
-        # The text may have other ids, where a space is part of a token.
+        # Encoding the text again may give other ids if a space is part of a token.
         asked = [*ids[:place], mask, *ids[place + 1 :]]
         (shares,) = probabilities_of(source, tokenizer, asked, forward=forward)
         best = np.argsort(-shares, kind="stable")[:top].tolist()
@@ -61,12 +61,12 @@ def hidden_words(
 def drawn_words(
     tokenizer: Tokenizer, corpus: Corpus, number: int
 ) -> Sequence[tuple[list[int], int]]:
-    """Returns the ids of sentences, and the place of the hidden word: one sub-word of letters."""
+    """Returns the ids of sentences, and the index of the masked word: one token of letters."""
     begins, words, found = begins_word(tokenizer), whole_words(tokenizer), []
     for sentences in readable_sentences(corpus, 3 * number):
         for ids in sentences:
             if tokenizer.special.mask in ids:
-                continue  # the text itself has masks
+                continue  # the text itself contains masks
             places = [i for i in range(len(ids) - 1) if words[ids[i]] and begins[ids[i + 1]]]
             if places:
                 drawn = counter_rng.bits(_DRAW, len(found))
@@ -78,7 +78,7 @@ def drawn_words(
 
 
 def _with_mask(tokenizer: Tokenizer, ids: list[int], place: int) -> str:
-    """Returns the text of ids with the mask in one place, and with the spaces of the text."""
+    """Returns the text of ids with the mask at one index, and with the spaces of the text."""
     text = tokenizer.decode(ids[:place]).rstrip()
     (mask,) = tokenizer.tokens([tokenizer.special.mask])
     hidden, after = readable(tokenizer, ids[place : place + 2])

@@ -26,7 +26,7 @@ _NOUNS = (
     ("function", "functions"),
     ("value", "values"),
 )
-# Verbs that suit all nouns, in the singular and in the plural.
+# Verbs that fit all nouns, in the singular and in the plural.
 _VERBS = (("is", "are"), ("has", "have"), ("was", "were"), ("does", "do"))
 _AFTER = {
     "is": "in the list",
@@ -34,7 +34,7 @@ _AFTER = {
     "was": "in the list",
     "does": "the same thing",
 }
-# In nats: rounding alone makes two orders of the same words differ in a model without positions.
+# In nats: in a model without positions, rounding makes two orders of the same words differ.
 _ROUNDING = 1e-3
 
 
@@ -83,8 +83,8 @@ def minimal_pairs() -> list[MinimalPair]:
 def score_pairs(
     perplexity: PseudoPerplexity, pairs: Sequence[MinimalPair] | None = None
 ) -> dict[str, float]:
-    """Returns for each phenomenon the share of pairs whose grammatical sentence is more likely, by
-    pseudo-log-likelihood; chance is 0.5. A pair of equally likely sentences counts half.
+    """Returns for each phenomenon the share of pairs in which the grammatical sentence is more
+    likely, by pseudo-log-likelihood; chance is 0.5. A pair of equally likely sentences counts half.
 
     The default for `pairs` is `minimal_pairs()`.
     """
@@ -112,8 +112,8 @@ def _measure(
     languages = {each.manifest["options"].get("language") or _LANGUAGE for each in sources}
     if others := sorted(languages - {_LANGUAGE}):
         note(
-            f"minimal_pairs has English sentences, and the language of the corpus is "
-            f"{', '.join(others)}: the shares mean nothing for such a model"
+            f"minimal_pairs has English sentences, but the language of the corpus is "
+            f"{', '.join(others)}: the shares are meaningless for this model"
         )
     shares = score_pairs(PseudoPerplexity(source, tokenizer))
     return [ProbeResult(name, 100 * share, "%", 50.0) for name, share in shares.items()]

@@ -1,4 +1,4 @@
-"""Questions to a trained model, and their answers: registry.PROBES has the probes by name."""
+"""Probes of a trained model, and their results; registry.PROBES lists the probes by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from bert_jax.pretrained.load import LoadedCheckpoint
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One answer of a probe."""
+    """One result of a probe."""
 
     name: str
     value: float

@@ -1,12 +1,12 @@
 """Pseudo-perplexity: the probability of each token of a text if the token is masked.
 
-The pseudo-log-likelihood of a text is the sum of the log probabilities of its tokens, each guessed
-from all others (Salazar et al. 2020, "Masked Language Model Scoring"); the pseudo-perplexity is exp
-of minus its mean over all tokens of all texts. The later sub-words of a word are masked with each
-token, so that a model does not spell a rare word from its end (Kauf & Ivanova 2023, "A Better Way
-to Do Masked Language Model Scoring", PLL-word-l2r).
+The pseudo-log-likelihood of a text is the sum of the log probabilities of its tokens, each
+predicted from all others (Salazar et al. 2020, "Masked Language Model Scoring"). The
+pseudo-perplexity is exp of minus its mean over all tokens of all texts. The later tokens of a word
+are masked with each token, so that a model does not infer a rare word from its ending (Kauf &
+Ivanova 2023, "A Better Way to Do Masked Language Model Scoring", PLL-word-l2r).
 
-Dims: B copies of texts, each with one token to guess; L length of the longest copy.
+Dims: B copies of texts, each with one token to predict; L length of the longest copy.
 """
 
 import math
@@ -24,7 +24,7 @@ from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
 from bert_jax_lab.probes.held_out import readable_sentences
 from bert_jax_lab.probes.probe import Probe, ProbeResult
 
-# Copies per batch: each has an output as wide as the vocabulary, for one position.
+# Copies per batch. The output of each is as wide as the vocabulary, for one position.
 _BATCH = 64
 # The number of held-out sentences, one per document.
 _SENTENCES = 64
@@ -40,7 +40,7 @@ class PseudoLikelihood:
 
 
 class PseudoPerplexity:
-    """Scores texts by a checkpoint, in float32; compiles once for each length."""
+    """Scores texts with a checkpoint, in float32; compiles once per length."""
 
     def __init__(self, source: LoadedCheckpoint, tokenizer: Tokenizer):
         """Raises UsageError if there is no masked-LM head."""
@@ -53,21 +53,21 @@ class PseudoPerplexity:
     def score(self, texts: Sequence[str]) -> list[PseudoLikelihood]:
         """Returns the scores of texts, in their order.
 
-        Raises UsageError if there are no texts, or if a text has no tokens or more tokens than the
+        Raises UsageError if no texts are given, or if a text has no tokens or more tokens than the
         model has positions.
         """
         encoded = [self._tokenizer.encode(text) for text in texts]
         limit = self._source.config.model.max_position_embeddings
         if not encoded:
-            raise UsageError("there are no texts")
+            raise UsageError("no texts are given")
         for text, ids in zip(texts, encoded, strict=True):
             if not 2 < len(ids) <= limit:
                 raise UsageError(
-                    f"{text[:60]!r} has {len(ids)} tokens with [CLS] and [SEP]; the model takes 3 "
-                    f"to {limit}"
+                    f"{text[:60]!r} has {len(ids)} tokens with [CLS] and [SEP]; the model accepts "
+                    f"3 to {limit}"
                 )
-        # The number of the text of each copy, and the position to guess; texts of similar length
-        # share a batch, which is as long as its longest row.
+        # The text of each copy, and the position to predict. Texts of similar length share a batch,
+        # which is as long as its longest row.
         order = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))
         copies = [(n, place) for n in order for place in range(1, len(encoded[n]) - 1)]
         size = self._forward.size(len(copies))
@@ -92,7 +92,7 @@ class PseudoPerplexity:
     def _log_probabilities(
         self, encoded: list[list[int]], copies: list[tuple[int, int]], size: int
     ) -> np.ndarray:
-        """Returns the log probability of each copy's hidden token, float64 `[copies]`."""
+        """Returns the log probability of each copy's masked token, float64 `[copies]`."""
         longest = max(len(encoded[number]) for number, _ in copies)
         length = min(-(-longest // 8) * 8, self._source.config.model.max_position_embeddings)
         special = self._tokenizer.special
@@ -106,7 +106,7 @@ class PseudoPerplexity:
             ids_BL[row, place : self._end_of_word(ids, place)] = special.mask
             sequence_ids_BL[row, : len(ids)] = 1
             positions_B[row], targets[row] = place, ids[place]
-        # Rows that fill the batch have one token each, since no row may be empty.
+        # Rows that only fill the batch have one token each, since no row may be empty.
         sequence_ids_BL[len(copies) :, 0] = 1
         batch = {
             "input_ids": ids_BL,
@@ -121,7 +121,7 @@ class PseudoPerplexity:
         return chosen - np.logaddexp.reduce(logits, axis=-1)
 
     def _end_of_word(self, ids: list[int], place: int) -> int:
-        """Returns the position after the last sub-word that is masked with the sub-word at
+        """Returns the index after the last token that is masked together with the token at
         `place`.
         """
         end = place + 1
@@ -133,7 +133,7 @@ class PseudoPerplexity:
 def _measure(
     source: LoadedCheckpoint, tokenizer: Tokenizer, corpus: Corpus | None
 ) -> list[ProbeResult]:
-    """Returns the pseudo-perplexity of held-out sentences, each the first readable one of its
+    """Returns the pseudo-perplexity of held-out sentences: the first readable one of each
     document.
     """
     assert corpus is not None  # by `needs_corpus`

@@ -1,1 +1,1 @@
-"""Compares the losses of a run with the losses of finished runs of the same kind."""
+"""Compares the losses of a run with the losses of finished, comparable runs."""

@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-# Seeds leave the plateau of word frequencies at steps that differ by a fifth and more: a band
-# contains the losses of its curves from step / SHIFT to step * SHIFT.
+# The steps at which seeds leave the plateau of the unigram entropy differ by a fifth or more: a
+# band contains the losses of its curves from step / SHIFT to step * SHIFT.
 SHIFT = 1.25
-# In addition, seeds differ by this many nats: other draws of the same documents.
+# In addition, seeds differ by this many nats, because they draw the same documents differently.
 MARGIN = 0.15
-# Twice the margin for a single curve.
+# The factor of the margin for a single curve.
 _SINGLE_CURVE = 2.0
-# A mean over fewer rows is too noisy: each row has the loss of one batch.
+# A mean over fewer rows is too noisy, since each row has the loss of one batch.
 _LEAST_ROWS = 5
-# Fewer points do not determine a forecast.
+# The fewest points for a forecast.
 LEAST_POINTS = 5
 # The error of a forecast, in standard deviations of its fit; at least MARGIN.
 _ERRORS = 4.0
@@ -49,7 +49,7 @@ def validation(rows: Iterable[Mapping[str, Any]]) -> Curve:
 
 def training(rows: Iterable[Mapping[str, Any]], total_steps: int) -> Curve:
     """Returns the training curve in the rows of a metrics.jsonl: the mean over the window that ends
-    at each point. Rows that are too far apart for a mean give no points.
+    at each point. Points with too few rows in the window are omitted.
     """
     found = [
         (row["step"], row["mlm_loss"])
@@ -70,10 +70,10 @@ def training(rows: Iterable[Mapping[str, Any]], total_steps: int) -> Curve:
 def band(
     curves: Sequence[Curve], steps: Sequence[int], *, shift: float = SHIFT, above: float = MARGIN
 ) -> list[Point]:
-    """Returns the expected range of the loss at each of the steps, as `(step, low, high)`, without
-    steps outside of all curves.
+    """Returns the expected range of the loss at each of the steps, as `(step, low, high)`; omits
+    steps outside all curves.
 
-    A run may be `shift` times as fast or as slow as the curves, and `above` nats above them.
+    A run may be faster or slower than the curves by a factor of `shift`, and `above` nats higher.
     """
     found = []
     room = _SINGLE_CURVE if len(curves) == 1 else 1.0
@@ -85,7 +85,7 @@ def band(
 
 
 def _around(curve: Curve, step: int, shift: float) -> list[float]:
-    """Returns the losses of a curve from step / shift to step * shift, ends included."""
+    """Returns the losses of a curve from step / shift to step * shift, inclusive."""
     # A larger shift needs points that are earlier by the same factor.
     first = step * SHIFT / shift
     if not curve.steps or first < curve.steps[0] or step > curve.steps[-1]:
@@ -98,18 +98,18 @@ def _around(curve: Curve, step: int, shift: float) -> list[float]:
 
 
 def highest_expected(curve: Curve, step: int) -> float:
-    """Returns the highest loss to expect at a step after a curve, by the law L(s) = E + B s^-beta
-    of its past; infinity for a curve with fewer than `LEAST_POINTS` points.
+    """Returns the highest loss to expect at a step after a curve, by the scaling law L(s) = E + B
+    s^-beta fitted to its past; infinity for a curve with fewer than `LEAST_POINTS` points.
 
-    This is the form in which losses fall with the number of tokens (Hoffmann et al. 2022, section
-    3) for one size of model. E and B are fitted by least squares for each of a grid of exponents,
-    and are at least zero. A schedule that lowers the learning rate makes a run better than the
-    forecast, so that only losses above it are unexpected.
+    Losses have this form as a function of tokens for a fixed model size (Hoffmann et al. 2022,
+    section 3). E and B are fitted by least squares for each of a grid of exponents, and are at
+    least zero. A schedule that lowers the learning rate makes a run better than the forecast, so
+    that only losses above it are unexpected.
     """
     if len(curve.steps) < LEAST_POINTS:
         return float("inf")
     at, losses = np.array(curve.steps, float), np.array(curve.losses)
-    # The past is convex but for a plateau or a warm-up at its beginning: fit the latter half.
+    # The past is convex except for a plateau or a warm-up at its beginning: fit the latter half.
     half = slice(max(0, len(at) - max(LEAST_POINTS, len(at) // 2)), None)
     at, losses = at[half], losses[half]
     fits = []
@@ -120,5 +120,5 @@ def highest_expected(curve: Curve, step: int) -> float:
         error = float(np.sqrt(np.mean((floor + slope * falling - losses) ** 2)))
         fits.append((error, floor + slope * float(step) ** -beta))
     error, expected = min(fits)
-    # A loss that falls no further is not unexpected.
+    # A loss that stops falling is not unexpected.
     return max(expected, float(losses[-1])) + max(MARGIN, _ERRORS * error)

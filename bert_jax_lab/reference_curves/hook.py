@@ -1,6 +1,6 @@
-"""The hook `expected_curves`: compares the losses of a run of pre-training with healthy runs.
+"""The hook `expected_curves`: compares the losses of a pre-training run with healthy runs.
 
-The demo's config names the hook. A warning is a line on the screen and the event `unexpected`.
+The demo's config uses the hook. A warning is printed and logged as the event `unexpected`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from bert_jax_lab.reference_curves.curve import Point, band
 from bert_jax_lab.reference_curves.reference import Reference
 from bert_jax_lab.reference_curves.watch import Watch
 
-# Points of a band that is drawn.
+# The number of points of a drawn band.
 _DRAWN = 60
 
 
@@ -36,8 +36,8 @@ class ExpectedCurves(Hook):
     """Watches the masked-LM losses of a run; does nothing for other tasks."""
 
     def __init__(self, *, expect: str = ""):
-        """`expect` is a reference: a workdir or a JSON file (reference.py). "" is the reference of
-        the demo, for runs of the demo's config, and none for other runs.
+        """`expect` is a reference: a workdir or a JSON file (reference.py). "" means the reference
+        of the demo for runs of the demo's config, and no reference for other runs.
         """
         self._expect = expect
         self._reference: Reference | None = None
@@ -46,7 +46,7 @@ class ExpectedCurves(Hook):
     def prepare(self, job: TrainingJob, directory: Path) -> None:
         """Reads the reference.
 
-        Raises UsageError, before a new run begins, for a reference of another kind of run.
+        Raises UsageError, before a new run begins, for a reference that is not comparable.
         """
         if job.manifest is None:
             return
@@ -55,7 +55,7 @@ class ExpectedCurves(Hook):
         try:
             found = self.reference_for(config, entropy)
         except UsageError as error:
-            # A run that resumes on another machine need not have the reference.
+            # A run that resumes on another machine may lack the reference.
             if not (directory / run_directory.CONFIG).is_file():
                 raise
             note(f"losses are not compared: {error}")
@@ -66,7 +66,7 @@ class ExpectedCurves(Hook):
             self._warn,
             total_steps=config.total_steps,
             warmup_steps=config.optimizer.warmup_steps,
-            # The entropy of several corpora is that of other shares of them.
+            # The entropy of several corpora depends on their shares.
             entropy=None if is_continued or is_mixture else entropy,
             reference=self._reference,
             **({"shift": self._reference.shift_for(config)} if self._reference else {}),
@@ -75,12 +75,12 @@ class ExpectedCurves(Hook):
     def reference_for(self, config: TrainConfig, entropy: float) -> Reference | None:
         """Returns the reference of a run of a config, on a corpus with a unigram entropy in nats.
 
-        Raises UsageError if `expect` names a reference of another kind of run.
+        Raises UsageError if `expect` names a reference that is not comparable.
         """
         found = reference.read(self._expect) if self._expect else reference.demo()
         difference = found.difference(config, entropy)
         if difference and self._expect:
-            raise UsageError(f"`expect` {self._expect}: another kind of run: {difference}")
+            raise UsageError(f"`expect` {self._expect} is not comparable: {difference}")
         return None if difference else found
 
     def begin(self, run: Run, step: int, rows: Sequence[Row]) -> Stop | None:
@@ -119,7 +119,7 @@ class ExpectedCurves(Hook):
 def points(
     found: Reference, config: TrainConfig, steps: Sequence[int] | None = None
 ) -> list[Point]:
-    """Returns the validation losses to expect of a run: `(step, low, high)`, by default at 60 steps
+    """Returns the expected validation losses of a run: `(step, low, high)`, by default at 60 steps
     over the whole run.
     """
     total = config.total_steps
@@ -128,8 +128,8 @@ def points(
 
 
 def expected(config: TrainConfig, entropy: float) -> tuple[str, list[Point]]:
-    """Returns the reference of the hook of a config, in words, and the expected validation losses;
-    ("", []) without a hook or a reference.
+    """Describes the reference of a config's hook, and returns the expected validation losses; ("",
+    []) without a hook or a reference.
     """
     for options in config.hooks:
         if isinstance(options, ExpectedCurvesOptions):

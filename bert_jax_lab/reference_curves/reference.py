@@ -1,7 +1,7 @@
 """Reference runs: finished runs with which the losses of a run are compared.
 
-A reference is a workdir, or a JSON file with the curves of several runs of one config, such as
-demo.json, which has three seeds of the demo's config (tests/golden/make_expected_curves.py).
+A reference is a workdir, or a JSON file with the curves of several runs of one config. demo.json
+has three seeds of the demo's config (tests/golden/make_expected_curves.py).
 """
 
 import functools
@@ -20,11 +20,11 @@ from bert_jax.workdir.run_directory import CONFIG
 from bert_jax_lab.reference_curves import curve
 from bert_jax_lab.reference_curves.curve import Curve
 
-# Losses on two corpora compare if the unigram entropies differ by at most this, in nats.
+# Losses on two corpora are comparable if the unigram entropies differ by at most this, in nats.
 _ENTROPY = 0.1
-# Fields that decide what a run learns: losses of runs with other values do not compare.
+# Fields that decide what a run learns: losses of runs with other values are not comparable.
 _DECISIVE = ("objective", "output_bias", "model.", "head.", "data.", "phases.")
-# Other fields that change the curve: a reference with other values is a rough one.
+# Other fields that change the curve: with other values, a reference is only approximate.
 _TUNED = (
     "optimizer.",
     "model.hidden_dropout",
@@ -41,7 +41,7 @@ _NEITHER = (
     "optimizer.spike_factor",
     "optimizer.max_skipped_updates",
 )
-# A run with other tuned fields may be this many times as fast or as slow.
+# A run with other tuned fields may be faster or slower by this factor.
 _ROUGH_SHIFT = 2.0
 
 
@@ -62,24 +62,22 @@ class Reference:
         return f"{runs} run{'s' if runs != 1 else ''} of {self.config.name}"
 
     def difference(self, config: TrainConfig, entropy: float) -> str:
-        """Returns why the losses of a run do not compare with the reference; "" if they compare."""
+        """Returns why the losses of a run are not comparable; "" if they are comparable."""
         for name, (value, there) in self._differing(config).items():
             if name.startswith(_DECISIVE) and not name.startswith((*_TUNED, *_NEITHER)):
-                return f"{name} is {value}, and {there} there"
+                return f"{name} is {value}, but {there} in the reference"
         if abs(entropy - self.entropy) > _ENTROPY:
-            return (
-                f"the unigram entropy of the corpus is {entropy:.2f}, and {self.entropy:.2f} there"
-            )
+            return f"the unigram entropy is {entropy:.2f}, but {self.entropy:.2f} in the reference"
         return ""
 
     def shift_for(self, config: TrainConfig) -> float:
-        """Returns how many times as fast or as slow as the reference a run may be."""
+        """Returns the factor by which a run may be faster or slower than the reference."""
         names = self._differing(config)
         is_rough = any(n.startswith(_TUNED) and not n.startswith(_NEITHER) for n in names)
         return _ROUGH_SHIFT if is_rough else curve.SHIFT
 
     def _differing(self, config: TrainConfig) -> dict[str, tuple[Any, Any]]:
-        """Returns the fields in which a config differs, with the value here and the value there."""
+        """Returns the fields in which a config differs, with its value and the reference's."""
         mine, theirs = flatten(complete(config)), flatten(self.config)
         pairs = {name: (mine.get(name), theirs.get(name)) for name in {**mine, **theirs}}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -88,7 +86,7 @@ class Reference:
 def read(source: Path | str) -> Reference:
     """Returns the reference in a workdir, or in a JSON file.
 
-    Raises UsageError, which names the source, if it is neither, or has no masked-LM loss.
+    Raises UsageError that names the source if it is neither, or has no masked-LM loss.
     """
     if Path(source).is_file():
         values = strict_json.load_object(Path(source))

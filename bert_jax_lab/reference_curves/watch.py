@@ -1,9 +1,8 @@
-"""Watches the losses of a run while it trains, and warns early if they are not those of a healthy
-run.
+"""Watches the losses of a run while it trains, and warns early if they are not healthy.
 
-A reference decides if there is one. Without a reference, a healthy run falls to the unigram entropy
-of its corpus and below it. In both cases, the validation loss has to follow the law of its past. A
-warning does not change or end the run.
+The losses are compared with a reference, if any. Without a reference, the loss of a healthy run
+falls to the unigram entropy of its corpus and below it. In both cases, the validation loss must
+follow the scaling law of its past. A warning does not change or end the run.
 """
 
 import math
@@ -21,19 +20,19 @@ from bert_jax_lab.reference_curves.curve import (
 )
 from bert_jax_lab.reference_curves.reference import Reference
 
-# A look is at a hundredth of the run. A reason for a warning holds in this many consecutive looks,
-# or evaluations.
+# Losses are checked at every hundredth of the run. A warning needs this many consecutive checks,
+# or evaluations, with the same reason.
 _LOOKS, _EVALUATIONS = 3, 2
-# In units of the window: until then, losses are those of an untrained model.
+# The first check, in units of the window: earlier losses are those of an untrained model.
 _FIRST_LOOK = 2.5
-# Nats above the band for a training loss: noise of the rows does not last for three looks.
+# Nats above the band for a training loss: noise of the rows does not last for three checks.
 _ABOVE = 0.05
 # A healthy run is at most this many nats above the unigram entropy after a tenth of its steps, and
 # after the warm-up and _LEAST_STEPS; ...
 _ABOVE_ENTROPY = 0.5
 _LEAST_STEPS = 300
 # ... after this share of its steps, it is more than _STANDS nats below the entropy, or below its
-# own loss _STANDS_FOR looks before.
+# own loss _STANDS_FOR checks earlier.
 _STANDS_AT, _STANDS, _STANDS_FOR = 0.3, 0.1, 20
 
 _SLOW = (
@@ -51,7 +50,7 @@ Warn = Callable[[int, str, str], None]
 
 
 class Watch:
-    """Sees every step and every evaluation of a run; warns once per reason."""
+    """Receives every step and every evaluation of a run; warns once per reason."""
 
     def __init__(
         self,
@@ -64,23 +63,23 @@ class Watch:
         shift: float = SHIFT,
     ):
         """`entropy` is the unigram entropy of the corpus in nats; None for a run that continues
-        from trained weights, of which only its own past is known.
+        from trained weights, which is only compared with its own past.
         """
         self._warn, self._reference, self._shift = warn, reference, shift
         self._total_steps, self._entropy = total_steps, entropy
         self._first = max(total_steps / 10, warmup_steps, _LEAST_STEPS)
         self._every = max(1, total_steps // 100)
         self._losses: deque[float] = deque(maxlen=window(total_steps))
-        # The mean losses of the last looks.
+        # The mean losses of the last checks.
         self._means: deque[float] = deque(maxlen=_STANDS_FOR + 1)
-        # The validation curve of the present sequence length.
+        # The validation curve of the current sequence length.
         self._past, self._length = Curve((), ()), None
-        # Consecutive looks in which a reason held, and the reasons of past warnings.
+        # The number of consecutive checks for which each reason held, and reasons of past warnings.
         self._held: dict[str, int] = {}
         self._warned: set[str] = set()
 
     def see(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Takes the metrics of a step."""
+        """Processes the metrics of a step."""
         loss = metrics.get("mlm_loss")
         if loss is None or not math.isfinite(loss):
             return
@@ -96,13 +95,13 @@ class Watch:
             self._compare_with_entropy(step, mean, self._entropy)
 
     def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the validation losses that an earlier process has logged, without warnings."""
+        """Processes validation losses that an earlier process logged, without warnings."""
         for row in rows:
             if row.get("split") == "validation":
                 self._highest(row["step"], row)
 
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Takes the metrics of an evaluation."""
+        """Processes the metrics of an evaluation."""
         loss, highest = metrics.get("mlm_loss"), self._highest(step, metrics)
         if loss is None or not math.isfinite(loss):
             return
@@ -112,8 +111,8 @@ class Watch:
             "rising",
             step,
             loss > highest,
-            f"the validation loss is {loss:.3f}; by its past it would be at most {highest:.3f}. Go "
-            "back to an earlier step ('bert-jax checkpoints rollback') with a lower "
+            f"the validation loss is {loss:.3f}; from its past, at most {highest:.3f} is expected. "
+            "Roll back to an earlier step ('bert-jax checkpoints rollback') with a lower "
             "optimizer.learning_rate, or with more text",
             looks=_EVALUATIONS,
         )
@@ -123,7 +122,7 @@ class Watch:
         is higher. Rows of another length begin another curve.
         """
         loss, length = metrics.get("mlm_loss"), metrics.get("sequence_length")
-        # The loss of the initial weights follows no law of the steps.
+        # The loss of the initial weights does not follow the scaling law.
         if loss is None or not math.isfinite(loss) or step == 0:
             return math.inf
         if length != self._length:
@@ -140,7 +139,7 @@ class Watch:
             and -_STANDS <= loss - entropy <= _ABOVE_ENTROPY
             and self._means[0] - loss <= _STANDS
         )
-        # The first of the consecutive looks.
+        # The first of the consecutive checks.
         since = _STANDS_AT * self._total_steps - (_LOOKS - 1) * self._every
         of_entropy = f"{entropy:.2f}, the unigram entropy of the corpus"
         self._judge(
@@ -173,7 +172,7 @@ class Watch:
     def _judge(
         self, reason: str, step: int, holds: bool, message: str, *, looks: int = _LOOKS
     ) -> None:
-        """Warns of a reason that held in `looks` consecutive looks."""
+        """Warns of a reason that held in `looks` consecutive checks."""
         self._held[reason] = self._held.get(reason, 0) + 1 if holds else 0
         if self._held[reason] >= looks and reason not in self._warned:
             self._warned.add(reason)

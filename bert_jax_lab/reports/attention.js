@@ -1,4 +1,4 @@
-// The views of the page of attention that show heads: maps of all of them, lines, and a table.
+// The views of the attention page that show heads: maps of all heads, lines, and a table.
 "use strict";
 (() => {
   const { data, tokens, heads, layers } = attention;
@@ -117,7 +117,7 @@
     }
     const number = ++drawing;
     maps.removeAttribute("data-drawn");
-    // A layer in each frame: the page answers meanwhile.
+    // One layer per frame, so that the page stays responsive.
     function drawLayer(layer) {
       if (number !== drawing) return;
       if (layer === layers) {
@@ -255,11 +255,11 @@
     $("lines-status").textContent = !drawn.length
       ? "No head is drawn."
       : isQuery
-        ? `“${data.tokens[pointed.token]}” looks most at “${data.tokens[best]}”: ${number(shares[best])} by ${of}.`
-        : `“${data.tokens[best]}” looks most at “${data.tokens[pointed.token]}”: ${number(shares[best])} by ${of}.`;
+        ? `“${data.tokens[pointed.token]}” attends most to “${data.tokens[best]}”: ${number(shares[best])} by ${of}.`
+        : `“${data.tokens[best]}” attends most to “${data.tokens[pointed.token]}”: ${number(shares[best])} by ${of}.`;
   }
 
-  // --- heads in numbers --------------------------------------------------------------------------
+  // --- table of heads ----------------------------------------------------------------------------
 
   const table = $("statistics").querySelector("table");
   const statisticRows = [...table.tBodies[0].rows];

@@ -1,4 +1,4 @@
-// What the page of attention computes from the stored queries and keys, in double precision.
+// The numbers that the attention page computes from the stored queries and keys, in double precision.
 "use strict";
 const attention = (() => {
   const data = page.data;
@@ -13,7 +13,7 @@ const attention = (() => {
     return found.buffer;
   }
 
-  // As attention_document.py writes them: float32, or int16 with a scale for each vector.
+  // The format of attention_document.py: float32, or int16 with a scale for each vector.
   function decode(stored) {
     if (!stored) return null;
     if (stored.type === "float32") return new Float32Array(bytes(stored.data));
@@ -30,7 +30,7 @@ const attention = (() => {
   const query = decode(data.query);
   const key = decode(data.key);
   const position = decode(data.position);
-  // One for all layers where it is the same in each.
+  // Shared by all layers if it is equal in each.
   const positionLayers = position ? data.position.shape[0] : 0;
 
   function vector(array, layer, head, token) {
@@ -58,7 +58,7 @@ const attention = (() => {
     return position[row * tokens + to];
   }
 
-  // The steps from one token to each that it sees: {token, product, position, score, weight}.
+  // The steps from one token to each token that it attends to: {token, product, position, score, weight}.
   function steps(layer, head, from) {
     const asking = q(layer, head, from);
     const found = [];
@@ -79,7 +79,7 @@ const attention = (() => {
 
   const kept = new Map();
 
-  // All weights of a head, a row for each token that looks; 0 where nothing is seen.
+  // All weights of a head, one row per query token; 0 for masked keys.
   function weights(layer, head) {
     const name = layer * heads + head;
     if (!kept.has(name)) {

@@ -1,6 +1,6 @@
 """The page that shows attention: heads as lines, all heads as maps, and each weight step by step.
 
-The script of the page computes everything from the stored queries and keys, in double precision:
+The script of the page computes all numbers from the stored queries and keys in double precision:
 q.k / sqrt(d), the scores that positions add, the softmax.
 """
 
@@ -18,9 +18,9 @@ _PARTS = """\
 <div class="views">
 <section aria-labelledby="overview-heading">
 <h2 id="overview-heading">All heads</h2>
-<p class="hint">A map for each head: a row for each token that looks, a column for each token that
-is looked at; stronger is more. Choose one by a click, or by arrow keys. The table below has each
-head in numbers.</p>
+<p class="hint">A map for each head: a row for each query token, a column for each key token;
+stronger color is more attention. Choose a head by a click or by arrow keys. The table below has
+numbers for each head.</p>
 <div id="overview" class="drawing"><canvas id="maps" tabindex="0"
 role="application" aria-label="Maps of all heads: arrow keys choose one"
 aria-describedby="overview-status"></canvas></div>
@@ -28,23 +28,23 @@ aria-describedby="overview-status"></canvas></div>
 </section>
 <section aria-labelledby="lines-heading">
 <h2 id="lines-heading">Lines</h2>
-<p class="hint">From each token on the left to those on the right that it looks at. A click or Enter
-on a token on the left chooses it.</p>
+<p class="hint">From each token on the left to the tokens on the right that it attends to. A click
+or Enter on a token on the left chooses it.</p>
 <div class="options"><label><input type="checkbox" id="all" checked> lines of all tokens</label>
 <button type="button" id="every">All heads</button></div>
 <fieldset id="drawn"><legend>Heads</legend></fieldset>
-<div id="lines" class="drawing"><ol id="queries" aria-label="Tokens that look"></ol>
+<div id="lines" class="drawing"><ol id="queries" aria-label="Query tokens"></ol>
 <canvas id="links" aria-hidden="true"></canvas>
-<ol id="keys" aria-label="Tokens that are looked at"></ol></div>
+<ol id="keys" aria-label="Key tokens"></ol></div>
 <p id="lines-status" class="status" aria-live="polite"></p>
 </section>
 </div>
 <section aria-labelledby="neurons-heading">
 <h2 id="neurons-heading">Step by step</h2>
-<p class="hint">The vector q of the chosen token and the vector k of each token that it sees, number
-by number; their elementwise product; its sum over √d; the softmax of these scores.
-<span class="plus">more than 0</span>, <span class="minus">less than 0</span>, the stronger the
-larger. A click or Enter on a token opens its numbers below.</p>
+<p class="hint">The vector q of the chosen token and the vector k of each token that it attends to,
+number by number; their elementwise product; its sum over √d; the softmax of these scores.
+<span class="plus">positive</span>, <span class="minus">negative</span>; stronger color is a larger
+magnitude. A click or Enter on a token shows its numbers below.</p>
 <div class="options"><label>Order <select id="order"><option value="row">as in the text</option>
 <option value="weight">largest weight first</option></select></label></div>
 <div class="scroll high" tabindex="0" role="region" aria-label="Step by step"><table id="neurons">
@@ -59,8 +59,8 @@ tabindex="0" role="region" aria-label="All numbers of the pair"><table id="pair-
 </section>
 """
 _STATISTICS = """\
-The shares of attention that go to [CLS] and [SEP]; the mean distance of the keys, in tokens; and
-the entropy of the weights: 0 if a head looks at one token, the logarithm of the number of tokens if
+The shares of attention to [CLS] and [SEP]; the mean distance of the keys, in tokens; and the
+entropy of the weights: 0 if a head attends to one token, the logarithm of the number of tokens if
 all weights are equal. A click on a column sorts the table, a click on a layer chooses the head.
 """
 _COLUMNS = ("layer", "head", "share on [CLS]", "share on [SEP]", "mean distance", "entropy, nats")

@@ -1,4 +1,4 @@
-// The view of one token of one head: how its weights come about, step by step, number by number.
+// The view of one token of one head: how its weights are computed, step by step.
 "use strict";
 const attentionSteps = (() => {
   const { data, tokens, size } = attention;
@@ -12,7 +12,7 @@ const attentionSteps = (() => {
     return `${token + 1} ${data.tokens[token]}${sequences}`;
   };
 
-  // A canvas of so many CSS pixels, sharp on every screen; returns its context, cleared.
+  // A canvas of this size in CSS pixels, sharp on every screen; returns its cleared context.
   function prepared(canvas, width, height) {
     const ratio = Math.min(window.devicePixelRatio || 1, 2);
     canvas.width = Math.max(1, Math.round(width * ratio));
@@ -25,7 +25,7 @@ const attentionSteps = (() => {
     return context;
   }
 
-  // A vector as a row of coloured cells, of `step` pixels each.
+  // A vector as a row of colored cells, `step` pixels each.
   function strip(values, most, colours, step) {
     const canvas = make("canvas", { class: "strip", "aria-hidden": "true" });
     const context = prepared(canvas, step * size, 16);
@@ -54,7 +54,7 @@ const attentionSteps = (() => {
     const [most, mostProduct] = [largest([asking, ...keys]), largest(products)];
     const isWide = $("neurons").closest(".scroll").clientWidth > 700;
     const step = Math.max(1, Math.min(8, Math.floor((isWide ? 260 : 64) / size)));
-    // Asked for once: each question makes the browser lay the page out.
+    // Read once, because each read makes the browser lay out the page.
     const colours = [page.colour("series-0"), page.colour("series-1")];
     const cells = (values, largest) => make("td", {}, strip(values, largest, colours, step));
     const columns = ["token", "k", "q × k", "q·k / √d"];
@@ -90,8 +90,8 @@ const attentionSteps = (() => {
     const others = data.sequence_ids.filter((sequence) => sequence !== data.sequence_ids[token]).length;
     const beyond = tokens - steps.length - others; // the window of the layer
     $("neuron-status").textContent = [
-      others ? `${others} tokens of other sequences are not seen.` : "",
-      beyond ? `${beyond} tokens beyond the layer's window are not seen.` : "",
+      others ? `${others} tokens of other sequences are masked.` : "",
+      beyond ? `${beyond} tokens outside the layer's window are masked.` : "",
     ].join(" ").trim();
     showPair(steps);
   }

@@ -68,7 +68,7 @@ def main_losses(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     chart["series"] = [s for s in chart["series"] if s["column"] == runs[s["run"]]["loss"]]
     entropies: dict[float, list[str]] = {}
     for run in runs:
-        # Other losses than the masked-LM loss do not compare with the entropy.
+        # Only the masked-LM loss is comparable with the entropy.
         if run["loss"] == "mlm_loss" and run["unigram_entropy_nats"] is not None:
             entropies.setdefault(run["unigram_entropy_nats"], []).append(run["name"])
     for value, names in entropies.items():
@@ -83,7 +83,7 @@ def _chart(
     runs: Sequence[Mapping[str, Any]], heading: str, columns: Sequence[str], *, unit: str = "",
     log: bool = False, without_main: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Returns a chart of columns; `without_main` leaves out the main loss of each run."""
+    """Returns a chart of columns; `without_main` omits the main loss of each run."""
     series = []
     for number, run in enumerate(runs):
         for order, column in enumerate(columns):

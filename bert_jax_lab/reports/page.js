@@ -1,4 +1,4 @@
-// The data of a page, its colours, and the switch between light and dark.
+// The data of a page, its colors, and the switch between light and dark.
 "use strict";
 const page = (() => {
   const root = document.documentElement;
@@ -12,12 +12,12 @@ const page = (() => {
   function tell() {
     const button = document.getElementById("theme");
     button.textContent = isDark() ? "Light" : "Dark";
-    button.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colours`);
+    button.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colors`);
     for (const listener of listeners) listener();
   }
 
-  // A canvas knows no CSS variable, and getComputedStyle does not resolve light-dark() inside one:
-  // the colour of an element is resolved.
+  // A canvas cannot use CSS variables, and getComputedStyle does not resolve light-dark() in one:
+  // the color of an element is resolved.
   function colour(name) {
     const probe = document.createElement("span");
     probe.style.color = `var(--${name})`;

@@ -1,8 +1,8 @@
-"""The skeleton of an HTML page that is one file: style, data and scripts are inside it.
+"""The skeleton of a self-contained HTML page: style, data and scripts are inside the file.
 
-A page asks nothing of a network. Its policy (Content-Security-Policy) lets the browser load
-nothing, and execute only the scripts of this folder, by their hashes. All text from a workdir is
-escaped; the policy is the second guard.
+A page does not use the network. Its policy (Content-Security-Policy) forbids the browser to load
+anything, and permits only the scripts of this folder, by their hashes. All text from a workdir is
+escaped; the policy is a second line of defense.
 """
 
 import base64
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-# Every page begins with them: colors and tables, and the switch between light and dark.
+# Every page begins with these files: colors and tables, and the switch between light and dark.
 _STYLE, _SCRIPT = "page.css", "page.js"
 _VENDOR = "vendor/"
 # A text inside <script> ends with the first "</script>" or changes its meaning with "<!--"; JSON
@@ -32,14 +32,14 @@ def render(
     """Returns a whole page.
 
     `title` is text, and escaped here. `body` is HTML that is already safe: made by `table`,
-    `chart`, `details`, or with `text` around all values from elsewhere. `data` are plain values,
-    which the scripts find as `page.data`; every number must be finite (ValueError otherwise).
-    `scripts` and `styles` are files of this folder, in the order in which they follow `page.js` and
+    `chart`, `details`, or with `text` around all external values. `data` are plain values, which
+    the scripts read as `page.data`; every number must be finite (ValueError otherwise). `scripts`
+    and `styles` are files of this folder, in the order in which they follow `page.js` and
     `page.css`.
 
-    `page.js` gives the scripts one object, `page`: `page.data`; `page.colour(name)`, the present
-    value of a CSS variable, for a canvas; `page.onTheme(f)`, which calls f after a
-    change between light and dark; and `page.make(tag, attributes, ...children)`, an element.
+    `page.js` gives the scripts one object, `page`: `page.data`; `page.colour(name)`, the current
+    value of a CSS variable, for a canvas; `page.onTheme(f)`, which calls f after a change between
+    light and dark; and `page.make(tag, attributes, ...children)`, an element.
     """
     style = "\n".join(asset(name) for name in (_STYLE, *styles))
     code = [asset(name) for name in (_SCRIPT, *scripts)]
@@ -87,7 +87,7 @@ def in_script(data: Any) -> str:
 
 
 def asset(name: str) -> str:
-    """Returns a file of this folder; a file in `vendor/` has its license before it, as a
+    """Returns a file of this folder; a file in `vendor/` is preceded by its license as a
     comment.
     """
     folder = importlib.resources.files("bert_jax_lab.reports")

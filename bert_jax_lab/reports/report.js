@@ -1,4 +1,4 @@
-// Draws the charts of a report with uPlot: hover, zoom, axes, smoothing, and runs that come and go.
+// Draws the charts of a report with uPlot: hover, zoom, axes, smoothing, and showing or hiding runs.
 "use strict";
 const report = (() => {
   const { runs, charts } = page.data;
@@ -17,7 +17,7 @@ const report = (() => {
   const [second, unit] = longest < 600 ? [1, "seconds"] : longest < 7200 ? [60, "minutes"] : [3600, "hours"];
   const axes = {
     step: "step",
-    positions_seen: "positions seen, padding included",
+    positions_seen: "positions seen, including padding",
     training_seconds: `${unit} of training`,
   };
 
@@ -27,7 +27,7 @@ const report = (() => {
       : columns[state.axis];
   }
 
-  // The place of a step on the present axis: between two rows of training in proportion.
+  // The position of a step on the current axis, interpolated between two training rows.
   function placeOf(run, step) {
     const steps = [0, ...run.training.step];
     const xs = [0, ...xOf(run.training)];
@@ -38,7 +38,7 @@ const report = (() => {
     return xs[after - 1] + share * (xs[after] - xs[after - 1]);
   }
 
-  // The mean over `width` rows around each; a row without a value keeps none.
+  // The mean over `width` rows around each row; a row without a value stays without one.
   function smoothed(values, width) {
     if (width <= 1) return values;
     const half = Math.floor(width / 2);
@@ -74,7 +74,7 @@ const report = (() => {
     return `rgba(${numbers[0]}, ${numbers[1]}, ${numbers[2]}, ${share})`;
   }
 
-  // The place nearest to the pointer where a series has a value.
+  // The position nearest to the pointer at which a series has a value.
   function nearest(plot, series, hovered) {
     const [xs, values] = [plot.data[0], plot.data[series]];
     if (values[hovered] !== null && values[hovered] !== undefined) return hovered;
@@ -205,7 +205,7 @@ const report = (() => {
       place,
     );
     if (chart.skips && runs.some((run) => run.skipped_steps.length > 0)) {
-      plot.root.append(page.make("div", { class: "note" }, "Marks at the top: updates that were left out"));
+      plot.root.append(page.make("div", { class: "note" }, "Marks at the top: skipped updates"));
     }
     return { chart, plot, members, place };
   }
@@ -216,7 +216,7 @@ const report = (() => {
 
   // --- all charts ------------------------------------------------------------------------------
 
-  // A part of the axis that is chosen in one chart is shown in all.
+  // A range that is chosen in one chart is shown in all charts.
   function spread(plot) {
     const { left, width } = plot.select;
     if (width < 3) return; // a click

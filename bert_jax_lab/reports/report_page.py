@@ -12,7 +12,7 @@ from bert_jax_lab.reports.page import table, text
 Run = Mapping[str, Any]
 # The mark of an end on the track of a run.
 _MARKS = {"no last word": " lost", "preempted": " preempted"}
-# The mark of a correct guess.
+# The mark of a correct prediction.
 _RIGHT = "\N{CHECK MARK}"
 
 
@@ -38,7 +38,7 @@ def render(runs: Sequence[Run]) -> str:
         ),
         "</div>",
         *(_thinned(run) for run in runs),
-        _section("examples", f"Hidden words, held out: {examples[2]}", _table(*examples[:2])),
+        _section("examples", f"Masked words, held out: {examples[2]}", _table(*examples[:2])),
         _section("time", "Parts of the time", _time(runs)),
         _section("processes", "Processes and restarts", _processes(runs)),
         '<div class="columns">',
@@ -72,8 +72,8 @@ def duration(seconds: float) -> str:
 
 
 def hidden_words(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], str]:
-    """Returns columns and rows of held-out sentences with a hidden word and the guesses of each
-    run, and how often each run is right; no rows if no run has examples.
+    """Returns columns and rows of held-out sentences with a masked word and the predictions of each
+    run, and the number of correct predictions of each run; no rows if no run has examples.
     """
     guesses: dict[tuple[str, str], dict[str, str]] = {}
     counts = []
@@ -91,7 +91,7 @@ def hidden_words(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], str]:
         [sentence, word, *(by_run.get(name, "") for name in names)]
         for (sentence, word), by_run in guesses.items()
     ]
-    note = f"{_RIGHT} the first guess is the hidden word ({'; '.join(counts)})"
+    note = f"{_RIGHT} the first prediction is the masked word ({'; '.join(counts)})"
     return ["sentence", "hidden", *names], rows, note
 
 
@@ -107,12 +107,12 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _thinned(run: Run) -> str:
-    """Returns a note on a run with more rows than are drawn."""
+    """Returns a note about a run with more rows than are drawn."""
     kept = len(run["training"]["step"])
     if kept == run["training_rows"]:
         return ""
     line = (
-        f"{run['name']}: {kept:,} of {run['training_rows']:,} rows of training are drawn, in each "
+        f"{run['name']}: {kept:,} of {run['training_rows']:,} training rows are drawn, in each "
         "stretch the rows with the lowest and the highest loss."
     )
     return f'<p class="note">{text(line)}</p>'
@@ -173,7 +173,7 @@ def _epochs(run: Run) -> str | None:
     seen = run["seen"]
     if not seen["epochs"]:
         return None
-    # Without packing there is no record of the padding.
+    # Without packing, the padding is not recorded.
     is_bound = seen["tokens"] is None and "task_rows" not in seen
     return f"{'at most ' if is_bound else ''}{seen['epochs']:,.2f}"
 

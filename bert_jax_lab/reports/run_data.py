@@ -24,7 +24,7 @@ _SHOWN_EVENTS = (
 _MOST_EVENTS = 200
 # The largest number of training rows: a screen has fewer pixels.
 MOST_ROWS = 2000
-# Parts of a process below this share of the wall time are too narrow to be seen.
+# Parts of a process with a smaller share of the wall time are too narrow to see.
 _NARROWEST = 1 / 500
 # Computed from other fields of a row; a curve may be drawn over each of the three.
 STEP, POSITIONS, SECONDS = "step", "positions_seen", "training_seconds"
@@ -37,14 +37,14 @@ _RATES = (
 
 
 def read(directory: Path, *, name: str) -> dict[str, Any]:
-    """Returns all that a report has of the run in a workdir: JSON's own types, every number finite
-    or None.
+    """Returns all data of a report about the run in a workdir: JSON types, every number finite or
+    None.
 
-    The first entries are those of `goodput.account`. `training` and `held_out[split]` are columns
-    of equal length, by the names of the fields in metrics.jsonl, with `positions_seen` and
+    The first entries come from `goodput.account`. `training` and `held_out[split]` are columns of
+    equal length, by the names of the fields in metrics.jsonl, with `positions_seen` and
     `training_seconds` since the first step of the run. If there are more than 2,000 training rows,
     each stretch keeps the two rows with the lowest and the highest loss; `training_rows` is the
-    number of rows before. `examples`, held-out sentences with a hidden word, are empty.
+    original number of rows. `examples`, held-out sentences with a masked word, are empty.
     """
     rows, events = log_reader.read_rows(directory), log_reader.read_events(directory)
     stored, account = run_directory.stored(directory), goodput.account(directory)
@@ -63,7 +63,7 @@ def read(directory: Path, *, name: str) -> dict[str, Any]:
         "kind": f"fine-tuning: {task.get('name')}" if task else "pre-training",
         "steps_planned": sum(phase["steps"] for phase in config.get("phases") or ()),
         "unigram_entropy_nats": run_directory.entropy_of(stored, rows),
-        # Whether a model of a task gives one answer for all rows, at the present step.
+        # Whether a model of a task predicts the same class for all rows, at the current step.
         "diverged": bool(result.get("diverged")) and result.get("steps") == account["step"],
         "loss": loss,
         "last": {"training": last_row, "held_out": scores},
@@ -86,7 +86,7 @@ def read(directory: Path, *, name: str) -> dict[str, Any]:
         "processes": [_visible(each, account) for each in goodput.processes(directory)],
         "events": _events(events),
         "versions": stored.get("versions") or {},
-        # The page may go to people who need not know the paths of the machine.
+        # Readers of the page do not need the paths of the machine.
         "corpus": {k: v for k, v in corpus.items() if k not in _PLACES},
         "task": task.get("name"),
         "init_from": Path(stored["init_from"]).name if stored.get("init_from") else None,
@@ -161,10 +161,10 @@ class _Columns:
 def _seen(
     stored: Mapping[str, Any], step: int, columns: _Columns, training: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Returns how much text the run has seen, as far as its records tell."""
+    """Returns how much text the run has seen, as far as its records show."""
     (positions,) = columns.positions([step])
     seen: dict[str, Any] = {"positions": positions, "tokens": None, "epochs": None}
-    # Only packed rows have a record of their padding.
+    # Padding is only recorded for packed rows.
     shares = [row["padding"] for row in training if row.get("padding") is not None]
     if shares and len(shares) == len(training):
         padding = statistics.fmean(shares, [row.get("steps", 1) for row in training])
@@ -206,7 +206,7 @@ def _events(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _visible(process: dict[str, Any], account: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a process without the parts that are too narrow to be seen."""
+    """Returns a process without the parts that are too narrow to see."""
     least = account["wall_seconds"] * _NARROWEST
     return {**process, "parts": [part for part in process["parts"] if part[2] - part[1] >= least]}
 

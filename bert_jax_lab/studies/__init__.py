@@ -1,1 +1,1 @@
-"""Studies: sets of runs as one value, and what follows from all of them together."""
+"""Studies: sets of runs that are described, executed and evaluated together."""

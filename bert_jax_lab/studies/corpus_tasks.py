@@ -1,4 +1,4 @@
-"""Tasks with rows that are made from a corpus by a rule, so that a study needs no other data.
+"""Tasks with rows that are generated from a corpus, so that a study needs no other data.
 
 All rows come from documents of the validation split, which pre-training does not read: seven in ten
 documents for training, the other three for scoring. Both labels are made from the same sentences,
@@ -88,7 +88,7 @@ def _words(split: Split, sentence: int, tokenizer: Tokenizer, begins_word: np.nd
     else:
         names = readable(tokenizer, [int(ids[i]) for i in first])
         spaces = [name.startswith("▁") for name in names]
-        # The first token need not mark a space; the script decides whether words have spaces.
+        # The first token may lack a mark for the space; the script decides whether words have one.
         spaces[0] = not scripts.is_spaceless(scripts.points(words[0][:1])).any()
     return [
         " " * has_space + word

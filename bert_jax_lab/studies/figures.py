@@ -12,7 +12,7 @@ from bert_jax_lab.studies.law import Law
 
 # The x axes of curves: a field of a curve's points, its label and its unit.
 _AXES = {"tokens": ("million tokens", 1e6), "seconds": ("minutes of training", 60.0)}
-# The law is drawn up to this factor beyond the runs.
+# The scaling law is drawn up to this factor beyond the runs.
 _MARGIN = 2.0
 _NO_FRONT = "There is no front: in this law, parameters or tokens hardly matter"
 

@@ -1,10 +1,10 @@
-"""The loss as a law of parameters N and tokens D: L(N, D) = E + A / N^alpha + B / D^beta.
+"""The scaling law of the loss in parameters N and tokens D: L(N, D) = E + A / N^alpha + B / D^beta.
 
 The fit follows Hoffmann et al. 2022 ("Training Compute-Optimal Large Language Models", approach 3
 and appendix D.2): a Huber loss of the error in log L, so that a single bad run does not bend the
 law, minimized from several starting points. Intervals are percentiles of fits to resamples of the
-runs, drawn with replacement, each fitted from several points as well: a search that begins at E = 0
-finds only laws without an E.
+runs, drawn with replacement. Each resample is also fitted from several points, since a search that
+begins at E = 0 only finds laws with E = 0.
 """
 
 import itertools
@@ -58,7 +58,7 @@ class Law:
 
     def not_identified(self) -> list[str]:
         """Returns the parameters that the runs do not determine: E and the exponents with a value
-        or an end of the interval at a bound of the search, and the factors of such exponents.
+        or an interval end at a bound of the search, and the factors of such exponents.
         """
         decides = {"E": "E", "A": "alpha", "alpha": "alpha", "B": "beta", "beta": "beta"}
         intervals = self.intervals()
@@ -158,7 +158,7 @@ def _slopes(point: np.ndarray, logs: np.ndarray) -> np.ndarray:
 
 
 def _ranked_grid(logs: np.ndarray) -> np.ndarray:
-    """Returns points at which to begin, `[G, 5]`, by their Huber loss."""
+    """Returns starting points, `[G, 5]`, sorted by their Huber loss."""
     lowest = float(np.exp(logs[2].min()))
     grid = np.array(
         [
@@ -176,7 +176,7 @@ def _ranked_grid(logs: np.ndarray) -> np.ndarray:
 def _best_fit(starts: np.ndarray, logs: np.ndarray) -> np.ndarray:
     """Returns the point with the lowest Huber loss that is found from some starting points."""
     highest = np.array([np.exp(logs[2].min()), *_HIGHEST[1:]])
-    # A start has to be inside of the bounds.
+    # A start must be strictly inside the bounds.
     inside = np.clip(starts, _LOWEST + 1e-6, highest - 1e-6)
     fits = [
         least_squares(

@@ -7,11 +7,11 @@
 
 NAME is `corpus`, `rows.RULE`, `VARIANT.seedN`, `VARIANT.seedN.TASK` or `VARIANT.seedN.probes`. HASH
 covers all inputs of a run: its options, its config, the fingerprint of the corpus, and the hashes
-of the runs that it needs. So an edited study plans other folders, and a record in a folder always
-describes the run that is planned for the folder.
+of the runs that it needs. An edited study therefore plans other folders, and a record in a folder
+always describes the run that is planned for the folder.
 
-The first seed of all variants comes before the second seed of any variant, so that a study that is
-stopped early has a table.
+The first seed of all variants precedes the second seed of any variant, so that a study that is
+stopped early has a complete table.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from bert_jax.registry import OBJECTIVES, PROBES
 from bert_jax_lab.studies import corpus_tasks
 from bert_jax_lab.studies.study import PROBED, Study, StudyTask, config_of, overrides_of
 
-# Rows of a task, and validation examples, of a study that is only tried out (`steps`).
+# The number of task rows and validation examples in a trial of a study (`steps`).
 _FEW = 64
 PROBES_FILE = "probes.json"
 
@@ -114,7 +114,7 @@ def plan_study(
 ) -> StudyPlan:
     """Returns the runs of a study.
 
-    `overrides` change every run, after the variants' own overrides. `steps` tries a study out: so
+    `overrides` change every run, after the variants' own overrides. `steps` tries a study out: this
     many steps per run, few rows, and one seed. `only` names the variants to run; the variants from
     which they are initialized are added. `extend` are files for `--extend` of every command.
 
@@ -147,7 +147,7 @@ def plan_study(
         options = ["prepare", "--vocab-size", str(recipe.vocab_size)]
         options += ["--validation-fraction", str(recipe.validation_fraction)]
         options += [word for source in recipe.sources for word in ("--source", source)]
-        corpus = add(StudyRun, "corpus", options, inputs=recipe, output=("--output", "")).folder
+        corpus = add(StudyRun, "corpus", options, inputs=recipe, output=("--output-dir", "")).folder
     prepared = tuple(runs)
     rows = {
         rule: add(RowsRun, f"rows.{rule}", needs=prepared, inputs=fingerprint, rule=rule)
@@ -172,7 +172,7 @@ def plan_study(
         inputs = {"config": to_dict(config), "corpus": fingerprint}
         model = add(PretrainRun, name, options, needs=needs, inputs=inputs, config=config, **own)
         pretrained[variant.name, seed] = model
-        checkpoint = ("--checkpoint", str(model.folder), *loads_base)
+        checkpoint = (str(model.folder), *loads_base)
         for task in study.tasks:
             made = rows.get(task.rule)
             options = [*_finetune_options(task, seed, made, train_rows), *checkpoint]
@@ -184,7 +184,7 @@ def plan_study(
             options = ["probe", *checkpoint, "--corpus", str(corpus)]
             options += [word for probe in probes for word in ("--probe", probe)]
             add(
-                ProbeRun, f"{name}.{PROBED}", options, output=("--output", PROBES_FILE),
+                ProbeRun, f"{name}.{PROBED}", options, output=("--output-file", PROBES_FILE),
                 needs=(model,), inputs=probes, probes=probes, **own,
             )  # fmt: skip
     _require_columns(study, [model.config for model in pretrained.values()])
@@ -212,36 +212,38 @@ def _rules(study: Study) -> list[str]:
 def _finetune_options(
     task: StudyTask, seed: int, rows: RowsRun | None, train_rows: int | None
 ) -> list[str]:
-    """Returns the options of one fine-tuning but for the checkpoint.
+    """Returns the options of one fine-tuning run, except for the checkpoint.
 
     Raises UsageError for an option of the task that the study sets.
     """
     options = ["finetune", "--seed", str(seed), "--epochs", f"{task.epochs:g}"]
-    options += ["--length", str(task.length)]
+    options += ["--max-length", str(task.length)]
     if rows is not None:
         train, dev = corpus_tasks.files_of(rows.folder)
         options += ["--task", "text", "--train", str(train), "--dev", str(dev)]
-        options += [w for column in corpus_tasks.columns_of(task.rule) for w in ("--text", column)]
+        options += [
+            w for column in corpus_tasks.columns_of(task.rule) for w in ("--text-column", column)
+        ]
     if train_rows is not None:
         options += ["--train-rows", str(train_rows)]
-    own = {"--checkpoint", "--workdir", *(word for word in options if word.startswith("--"))}
+    own = {"--workdir", *(word for word in options if word.startswith("--"))}
     own.discard("--train-rows")
     for word in task.options:
         if word.partition("=")[0] in own:
             raise UsageError(f"task {task.name}: the study sets {word}; remove it from the options")
-    # The last --train-rows is obeyed: the study's own.
+    # The last --train-rows takes effect: the study's own.
     return [*options[:1], *task.options, *options[1:]]
 
 
 def _require_columns(study: Study, configs: Sequence[TrainConfig]) -> None:
-    """Raises UsageError for a column that is no validation metric of any variant's objective."""
+    """Raises UsageError for a column that is not a validation metric of any variant's objective."""
     objectives = [OBJECTIVES[config.objective] for config in configs]
     known = dict.fromkeys(figure for each in objectives for figure in each.watched())
     for column in study.columns:
         if column not in known:
             raise UsageError(
-                f"study {study.name}: columns has {column!r}, which is no metric of any variant's "
-                f"objective.{nearest(column, known)}"
+                f"study {study.name}: columns has {column!r}, which is not a metric of any "
+                f"variant's objective.{nearest(column, known)}"
             )
 
 
@@ -252,7 +254,7 @@ def _probes_of(study: Study, config: TrainConfig) -> tuple[str, ...]:
 
 
 def _wanted(study: Study, only: Sequence[str]) -> set[str]:
-    """Returns the names of the variants to run: all, or `only` and what they are initialized from.
+    """Returns the variants to run: all, or `only` and the variants that initialize them.
 
     Raises UsageError for an unknown name.
     """
@@ -260,7 +262,7 @@ def _wanted(study: Study, only: Sequence[str]) -> set[str]:
     names = set(only or known)
     if unknown := sorted(names - known.keys()):
         raise UsageError(
-            f"`only` {unknown[0]}: study {study.name} has no such variant; choose one of "
+            f"`variant` {unknown[0]}: study {study.name} has no such variant; choose one of "
             f"{', '.join(known)}"
         )
     for name in list(names):
@@ -273,8 +275,8 @@ def _wanted(study: Study, only: Sequence[str]) -> set[str]:
 def _last_overrides(
     study: Study, overrides: tuple[str, ...], steps: int | None
 ) -> dict[str, tuple[str, ...]]:
-    """Returns for each variant the overrides that follow its own overrides: those of the command,
-    and the numbers of steps that equal compute or `steps` asks for.
+    """Returns for each variant the overrides that follow its own: the overrides of the command, and
+    the numbers of steps for equal compute or `steps`.
     """
     budget, found = 0.0, {}
     for variant in study.variants:

@@ -1,4 +1,4 @@
-"""Collects what the runs of a study found into study.json, study.md, study.csv and figures."""
+"""Collects the results of a study's runs in study.json, study.md, study.csv and figures."""
 
 import datetime
 import statistics
@@ -53,7 +53,7 @@ def collect(plan: StudyPlan) -> dict[str, Any]:
     """Returns the content of study.json without the law.
 
     `runs` has a value per run, `variants` a value per variant, over its seeds. Variants that were
-    not asked for are included if one of their runs has ended.
+    not requested are included if one of their runs has ended.
     """
     study = plan.study
     runs = [_entry(plan, run) for run in plan.all_runs if isinstance(run, VariantRun)]
@@ -72,8 +72,8 @@ def collect(plan: StudyPlan) -> dict[str, Any]:
     variants, left_out = [], {}
     first = study.variants[0].name
     for number, variant in enumerate(study.variants):
-        # Tokens of another run are not among the tokens of a run, and losses on other rows do not
-        # compare.
+        # The tokens of the run that initialized a variant do not count for its law. Losses on other
+        # rows are not comparable.
         if study.has_law and variant.init_from:
             left_out[variant.name] = f"initialized from {variant.init_from}"
         elif study.has_law and (fields := differing(variant.name, first)):
@@ -255,10 +255,10 @@ def _decides_rows(run: PretrainRun) -> dict[str, Any]:
         for name, value in flatten(config).items()
         if name.startswith("data.") and name not in _SAME_ROWS
     }
-    if not OBJECTIVES.is_builtin(config.objective):  # the built-in ones mask rows alike
+    if not OBJECTIVES.is_builtin(config.objective):  # the built-in ones mask rows identically
         found["objective"] = config.objective
     rows = batch_shape(config, config.phases[-1], devices=1)
-    # More slots than a row can need change nothing.
+    # More slots than a row can use have no effect.
     slots = min(rows.max_predictions, rows.predictions_of(config.data.masked_lm_prob))
     found |= {"sequence_length": rows.sequence_length, "max_predictions": slots}
     return found | {"evaluation.num_examples": config.evaluation.num_examples}

@@ -1,8 +1,8 @@
 """Makes the missing runs of a study, each in a child process, and records how each run ended.
 
-A run is done when its folder has a record with exit code 0. All facts about a run are on the disk:
-an interrupted study is processed again from the beginning, and several processes may work on it,
-each on the runs that no other process holds.
+A run is done when its folder has a record with exit code 0. All facts about a run are on disk: an
+interrupted study is processed again from the beginning, and several processes may work on it, each
+on the runs that no other process holds.
 """
 
 import json
@@ -50,16 +50,16 @@ from bert_jax_lab.studies.plan import (
 
 RECORD = "record.json"
 VALIDATION = "validation"
-# A run with one of these exit codes would fail again: it is not tried again. Other failures may
-# have a cause outside of the run, such as memory or a missing file.
+# A run with one of these exit codes would fail again and is not repeated. Other failures may have
+# an external cause, such as memory or a missing file.
 _FINAL = {kind.exit_code for kind in (ResumeRefused, NoUsableCheckpoint, NonFinite, Diverged)}
-# The run is not at fault: the study stops, and the same command resumes it.
+# Failures without a fault of the run: the study stops, and the same command resumes it.
 _STOPPING = {
     kind.exit_code for kind in (DataDamaged, StorageFailed, Preempted, Interrupted, Unreachable)
 }
-# Stands in the place of the name of a signal if the time of the study is spent.
+# Used instead of the name of a signal if the time of the study is spent.
 BUDGET = "budget"
-# Seconds between two looks at a child process, and at what other processes do.
+# Seconds between two checks of a child process, and of other processes.
 _POLL, _WAIT = 0.2, 0.5
 # Bytes at the end of a log that are searched for the reason of a failure.
 _TAIL = 8192
@@ -78,7 +78,7 @@ class Outcome:
 
 @dataclass
 class StudyProgress:
-    """The names of the runs that one call of `make_missing` made, and of those that are left."""
+    """The runs that one call of `make_missing` made, and the runs that are left, by name."""
 
     made: list[str] = field(default_factory=list)
     # Runs that other processes hold.
@@ -101,13 +101,13 @@ def record_of(run: StudyRun) -> dict[str, Any] | None:
 
 
 def is_done(run: StudyRun) -> bool:
-    """Returns whether a run has ended well."""
+    """Returns whether a run has ended successfully."""
     record = record_of(run)
     return record is not None and record["code"] == 0
 
 
 def write_record(run: StudyRun, outcome: Outcome) -> None:
-    """Records how a run ended: `code`, `reason`, `time`, and metrics as far as there are any."""
+    """Records how a run ended: `code`, `reason`, `time`, and the available metrics."""
     record: dict[str, Any] = {
         "code": outcome.code,
         "reason": outcome.reason if outcome.code else "",
@@ -126,7 +126,7 @@ def write_record(run: StudyRun, outcome: Outcome) -> None:
 
 
 def _pretrained(run: PretrainRun) -> dict[str, Any]:
-    """Returns the metrics of a run that has ended, well or not."""
+    """Returns the metrics of a run that has ended, successfully or not."""
     rows = log_reader.read_rows(run.folder)
     account = goodput.account(run.folder)
     _, scores = log_reader.closing_rows(rows)
@@ -165,7 +165,7 @@ def parameters_of(config: TrainConfig) -> dict[str, int]:
 
 
 def missing(plan: StudyPlan) -> list[StudyRun]:
-    """Returns the runs to make, in order, without runs that would fail again or that need one."""
+    """Returns the runs to make, in order, except runs that would fail again or need such a run."""
     lost: set[str] = set()
     found = []
     for run in plan.runs:
@@ -185,12 +185,12 @@ def make_missing(
 ) -> StudyProgress:
     """Makes the missing runs in order; a run that fails is recorded, and the next run begins.
 
-    `stopped_by` returns the name of a signal that was received, BUDGET if the time is spent, or "";
-    it is called before each run. If other processes hold all runs that are left, or the runs that
-    those need, the function waits, unless `waits` is false.
+    `stopped_by` returns the name of a received signal, BUDGET if the time is spent, or ""; it is
+    called before each run. If other processes hold all remaining runs, or the runs that these need,
+    the function waits, unless `waits` is false.
 
-    Raises Preempted and Interrupted, and the error of a run that is not at fault itself: a full
-    disk, a damaged corpus.
+    Raises Preempted and Interrupted, and the error of a run that failed without its own fault, for
+    example on a full disk or a damaged corpus.
     """
     progress = StudyProgress()
     tried: set[str] = set()
@@ -219,7 +219,7 @@ def make_missing(
         else:
             if not (waits and progress.held):
                 break
-            note_once(f"waits for {progress.held[0]}, which another process makes")
+            note_once(f"waiting for {progress.held[0]}, which another process is making")
             time.sleep(_WAIT)
     progress.left = [run.name for run in missing(plan)]
     return progress
@@ -228,7 +228,7 @@ def make_missing(
 def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: str) -> bool:
     """Makes and records one run; returns False if the time was spent before the run ended."""
     note(f"{where}: begins")
-    # The folder of a failed run is tried again as if it had not ended.
+    # A failed run is repeated as if it had not ended.
     (run.folder / RECORD).unlink(missing_ok=True)
     if isinstance(run, RowsRun):
         corpus_tasks.write_rows(plan.corpus, run.rule, run.folder)
@@ -261,9 +261,9 @@ def _stopped(run: StudyRun, outcome: Outcome) -> BertJaxError:
 class Children:
     """Runs `bert-jax` commands one at a time, as child processes, and forwards signals to them.
 
-    A child that is killed, by a signal or for its memory, ends no other run. SIGTERM, SIGHUP and
-    Ctrl-C reach the child, which then saves; a second Ctrl-C ends the child at once. The log of a
-    child is a file, since the child may outlive this process.
+    A child that is killed, by a signal or for its memory, does not end other runs. SIGTERM, SIGHUP
+    and Ctrl-C reach the child, which then saves; a second Ctrl-C ends the child at once. The log of
+    a child is a file, since the child may outlive this process.
     """
 
     def __init__(self, *, compiled: Path, until: float | None = None):
@@ -306,8 +306,8 @@ class Children:
     ) -> Outcome:
         """Runs `bert-jax ARGUMENTS` to its end.
 
-        The child keeps the lock with the descriptor `lock` while it lives. Its messages go to
-        `log`, and line by line to `show`; its results go to a `.out` file next to the log.
+        The child holds the lock with the descriptor `lock` while it lives. Its messages are written
+        to `log` and, line by line, to `show`; its results to a `.out` file next to the log.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with (

@@ -1,8 +1,8 @@
 """A study: a base config, variants of the config, seeds, and downstream tasks.
 
-A study is a Python file that defines `study()`, which returns a `Study`; the files in the
-repository's `studies/` have names. Another function in the file is another scale of the study, such
-as `paper()`. This module imports no heavy library.
+A study is a Python file that defines `study()`, which returns a `Study`. The files in the
+repository's `studies/` can be named without a path. Another function in the file is another scale
+of the study, such as `paper()`. This module imports no heavy library.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from bert_jax.config.conversion import nearest
 from bert_jax.errors import UsageError
 from bert_jax.registry import PROBES
 
-# The name of the run that asks the probes; no task may have the name.
+# The name of the run of the probes, which no task may have.
 PROBED = "probes"
 # A name becomes part of a file name.
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_+-]*$")]
@@ -59,7 +59,7 @@ class CorpusRecipe:
 
     sources: tuple[str, ...] = ("docs:",)
     vocab_size: int = 8192
-    # Larger than the default of prepare: rows of tasks come from the validation split as well.
+    # Larger than the default of prepare, because rows of tasks also come from the validation split.
     validation_fraction: float = 0.1
 
 
@@ -80,7 +80,7 @@ class Study:
     probes: tuple[str, ...] = ()
     # Validation metrics in the table, by their names in metrics.jsonl.
     columns: NonEmpty[str] = ("mlm_loss", "perplexity")
-    # Give each variant as many steps as cost the FLOPs of the first variant.
+    # Give each variant the number of steps that costs the FLOPs of the first variant.
     equal_compute: bool = False
     # Compare each variant with the "first", with the "previous" or with none (""), by the first
     # column ("figures") or by the mean score of the "tasks".
@@ -88,7 +88,7 @@ class Study:
     compare_on: Literal["figures", "tasks"] = "figures"
     # Fit a scaling law of parameters and tokens to the first column.
     has_law: bool = False
-    # What a reader of the table should know.
+    # Remarks for readers of the table.
     notes: tuple[str, ...] = ()
     # Set by `load_study`.
     name: str = ""
@@ -123,7 +123,7 @@ def load_study(name_or_path: str, *, scale: str = "study") -> Study:
     function = config_loader.execute(path).get(scale)
     if not callable(function):
         raise UsageError(
-            f"study {path}: there is no function {scale}(); define it, or choose another `scale`"
+            f"study {path} defines no function {scale}(): define it, or choose another `preset`"
         )
     with config_loader.errors_of(path):
         found: Any = function()
@@ -171,7 +171,7 @@ def overrides_of(
 def config_of(study: Study, variant: Variant, seed: int, more: tuple[str, ...] = ()) -> TrainConfig:
     """Returns the validated config of one run.
 
-    Raises UsageError, which names the variant.
+    Raises UsageError that names the variant.
     """
     try:
         config = config_loader.load_config(study.base, overrides_of(study, variant, seed, more))

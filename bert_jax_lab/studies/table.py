@@ -29,7 +29,7 @@ class Column:
     title: str
     cell: Callable[[dict[str, Any]], str]
     guess: str = ""
-    # Whether a terminal has room for the column.
+    # Whether the column fits into a terminal.
     is_brief: bool = True
 
 
@@ -69,7 +69,7 @@ def columns_of(found: dict[str, Any]) -> list[Column]:
 
 
 def brief(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Returns the titles and rows of the columns for which a terminal has room."""
+    """Returns the titles and rows of the columns that fit into a terminal."""
     columns = [column for column in columns_of(found) if column.is_brief]
     return [column.title for column in columns], _rows(found, columns)
 
@@ -118,7 +118,7 @@ def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
 
 
 def by_chance(runs: Sequence[Sequence[int]]) -> list[str]:
-    """Returns how many comparisons of a table would be beyond the spread by chance alone.
+    """Returns how many comparisons of a table would exceed the spread by chance.
 
     `runs` has the numbers of seeds, m and n, of the two sides of each comparison. If nothing
     differs, all orders of m + n values are equally likely, and in two of m! n! orders one group
@@ -137,7 +137,7 @@ def by_chance(runs: Sequence[Sequence[int]]) -> list[str]:
 
 
 def other_rows(found: dict[str, Any]) -> list[str]:
-    """Returns which losses do not compare, because the validation rows differ."""
+    """Returns which losses are not comparable, because the validation rows differ."""
     listed = "; ".join(
         f"{variant['variant']} and {compared['with']} ({', '.join(compared['other_rows'])})"
         for variant in found["variants"]
@@ -154,7 +154,7 @@ def other_rows(found: dict[str, Any]) -> list[str]:
 
 def _answers(variants: Sequence[dict[str, Any]]) -> list[str]:
     """Returns the table of the answers to the probes, over the seeds."""
-    # A model is asked only the probes that it has the heads for.
+    # A model only has results for probes that match its heads.
     asked = {(f["probe"], f["name"]): f for v in variants for f in v["findings"]}
     if not asked:
         return []
@@ -187,7 +187,7 @@ def _origin(found: dict[str, Any]) -> str:
 
 
 def law_section(law: dict[str, Any], left_out: dict[str, str]) -> list[str]:
-    """Returns the paragraphs on a fitted law, as study.json has it."""
+    """Returns the paragraphs about a fitted law in study.json."""
     unknown = law["not_identified"]
     lines = []
     for name, value in law["values"].items():

@@ -1,7 +1,7 @@
-"""A hook: stops a run once its validation loss is low enough.
+"""A hook: stops a run when its validation loss is low enough.
 
-A hook sees the steps, metrics and evaluations of a run. It may stop the run: it returns the reason.
-Its options are declared as a section.
+A hook receives the steps, metrics and evaluations of a run. To stop the run, it returns a reason.
+Its options are declared as a config section.
 
     bert-jax pretrain examples/extend/hook.py --corpus CORPUS --workdir RUN
 """

@@ -1,7 +1,7 @@
-"""A mixer of your own that is no attention: a short convolution over the sequence.
+"""A custom mixer without attention: a short convolution over the sequence.
 
-Each column of a token becomes a weighted sum of that column of its neighbours, as in lightweight
-convolutions (Wu et al. 2019) and the first half of Hyena's; a linear map mixes the columns.
+Each column of a token becomes a weighted sum of this column in its neighbors, as in lightweight
+convolutions (Wu et al. 2019) and the first half of Hyena; a linear layer mixes the columns.
 
     bert-jax pretrain examples/extend/mixer.py --corpus CORPUS --workdir RUN
 """
@@ -25,7 +25,7 @@ class Filter(nnx.Module):
 
 
 class ShortConvolution(Mixer):
-    # The name says of no other parameter what this one is.
+    # The default rules by parameter name do not cover this parameter.
     roles = {"filter.taps": Role(is_decayed=True, in_compute_type=True)}
 
     def build(self, config, layer, *, rngs):
@@ -41,7 +41,7 @@ class ShortConvolution(Mixer):
         for tap, weights_D in enumerate(block.filter.taps[...].astype(x_BLD.dtype)):
             ahead = tap - TAPS // 2
             moved = [jnp.roll(a, -ahead, axis=1) for a in (x_BLD, ids_BL, place_BL)]
-            # The neighbour is of the same sequence, and not from the other end of the row.
+            # The neighbor belongs to the same sequence and is not from the other end of the row.
             is_near_BL = (moved[1] == ids_BL) & (moved[2] - place_BL == ahead)
             y_BLD += jnp.where(is_near_BL[..., None], moved[0] * weights_D, 0)
         return block.filter_output(y_BLD if read_BR is None else gather_positions(y_BLD, read_BR))

@@ -1,7 +1,7 @@
-"""An objective of your own: which tokens have changed places with their neighbour?
+"""A custom objective: predict which tokens were swapped with their neighbor.
 
 bert-jax pretrain examples/extend/objective.py --corpus CORPUS --workdir RUN
-bert-jax evaluate --checkpoint RUN --corpus CORPUS --extend examples/extend/objective.py
+bert-jax evaluate RUN --corpus CORPUS --extend examples/extend/objective.py
 """
 
 import jax.numpy as jnp
@@ -18,12 +18,12 @@ from bert_jax.model.losses import cross_entropy
 from bert_jax.objectives.objective import Figure, Objective
 from bert_jax.registry import OBJECTIVES, PARTS
 
-SHARE = 0.15  # of the pairs of neighbours
+SHARE = 0.15  # of the pairs of neighbors
 LEARNED = {"labels": np.int32, "weights": np.float32}
 
 
 class OrderHead(Part):
-    """A class for each token: in its place, or not."""
+    """Classifies each token as moved or not."""
 
     def build(self, config, head, *, rngs):
         return Linear(config.hidden_size, 2, config=config, rngs=rngs)

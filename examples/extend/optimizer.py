@@ -1,8 +1,8 @@
-"""An optimizer of optax with an option: Lion (Chen et al. 2023,
-arXiv:2302.06675).
+"""A custom optimizer from optax with an option: Lion (Chen et al. 2023, arXiv:2302.06675).
 
-Any transformation of optax will do. It is made with a learning rate of 1: the schedule's rate
-multiplies its updates. Bad updates are left out, its state is saved and sharded, as with BERT's.
+Any transformation of optax works. Create it with a learning rate of 1: its updates are multiplied
+by the learning rate of the schedule. As for BERT's optimizer, non-finite updates are skipped, and
+the state is saved and sharded.
 
     bert-jax pretrain examples/extend/optimizer.py --corpus CORPUS --workdir RUN \\
         --set optimizer.momentum_decay=0.98

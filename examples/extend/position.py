@@ -1,9 +1,9 @@
-"""A kind of position of your own: a penalty for distance, added to the scores (ALiBi).
+"""A custom kind of position: a penalty for distance, added to the scores (ALiBi).
 
-Press et al. 2022, "Train short, test long", as an encoder has it: the distance counts both ways.
+Press et al. 2022, "Train short, test long", adapted to encoders: the distance counts both ways.
 
     bert-jax pretrain examples/extend/position.py --corpus CORPUS --workdir RUN
-    bert-jax fill-mask --checkpoint RUN --extend examples/extend/position.py "a [MASK] text"
+    bert-jax fill-mask RUN --extend examples/extend/position.py "a [MASK] text"
 """
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from bert_jax.registry import POSITIONS
 
 
 class LinearBias(Position):
-    """Each head has a slope of its own: 2^(-8/H), 2^(-16/H), ..., as in the paper."""
+    """Each head has a different slope: 2^(-8/H), 2^(-16/H), ..., as in the paper."""
 
     def bias(self, *, query_positions_BL, key_positions_BS, num_heads):
         slopes_H = 2.0 ** (-8.0 * (jnp.arange(num_heads) + 1) / num_heads)

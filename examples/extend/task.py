@@ -1,8 +1,8 @@
-"""A kind of task of your own, with its own format: a line is `LABEL: TEXT`, and # begins a comment.
+"""A custom task with its file format: each line is `LABEL: TEXT`, and # begins a comment.
 
-    bert-jax finetune --extend examples/extend/task.py --task topic --checkpoint MODEL \
+    bert-jax finetune --extend examples/extend/task.py --task topic MODEL \
         --train train.txt --dev dev.txt --workdir RUN
-    bert-jax predict --extend examples/extend/task.py --checkpoint RUN --input new.txt
+    bert-jax predict --extend examples/extend/task.py RUN --input new.txt
 """
 
 from bert_jax.data.sources.read import read_text
@@ -14,7 +14,7 @@ from bert_jax.tasks.task import NamedTask, TaskSpec
 
 
 class Topic(TextTask):
-    """A class for a text: everything but the format of the files is the built-in kind's."""
+    """Text classification that only differs from the built-in task in the format of the files."""
 
     has_columns = False
 

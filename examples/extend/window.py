@@ -1,7 +1,7 @@
-"""A mixer of your own: attention in which a token sees its neighbours only.
+"""A custom mixer: attention in which a token only attends to its neighbors.
 
-Local attention as Longformer has it (Beltagy et al. 2020), in every layer. `model.attention_window`
-is the built-in way to the same.
+Local attention as in Longformer (Beltagy et al. 2020), in every layer. `model.attention_window` is
+the built-in alternative.
 
     bert-jax pretrain examples/extend/window.py --corpus CORPUS --workdir RUN
 """
@@ -17,7 +17,7 @@ WINDOW = 16
 
 
 class Windowed(SelfAttention):
-    """Sees half of the window on either side: what the mask says, the attention page shows."""
+    """Attends to half of the window on either side; the attention page shows the mask."""
 
     def __call__(self, block, x_BLD, x_BRD, *, mask, **rest):
         near = dataclasses.replace(mask, window=WINDOW)

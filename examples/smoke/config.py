@@ -1,6 +1,6 @@
-"""The model of smoke.sh: small and soon taught, on a text regular enough to be learned by heart.
+"""The model of smoke.sh: small and quick to train, on a text that is regular enough to memorize.
 
-The text beside it is ours, from a grammar: who makes or eats what, and where.
+The text in this folder is generated from a grammar: who makes or eats something, and where.
 """
 
 from bert_jax.config import (
@@ -17,7 +17,7 @@ from bert_jax.config import (
 def config() -> TrainConfig:
     return TrainConfig(
         name="smoke",
-        # Equal widths: each shape of a parameter is one more program to compile.
+        # Equal widths, since each shape of a parameter is one more program to compile.
         model=ModelConfig(
             vocab_size=192,
             hidden_size=64,
@@ -25,19 +25,19 @@ def config() -> TrainConfig:
             num_attention_heads=4,
             intermediate_size=64,
             max_position_embeddings=64,
-            # About 1 / sqrt(width), or attention takes long to begin to work.
+            # About 1 / sqrt(width); otherwise attention forms late.
             initializer_range=0.1,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         ),
         compute=ComputeConfig(dtype="float32"),
         optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=20, bias_correction=True),
-        # Short rows teach attention soonest. 400 updates are twice what the words of smoke.sh need.
+        # Short rows train attention fastest. 400 updates are twice what smoke.sh's words need.
         phases=(
             PhaseConfig(sequence_length=16, steps=400, global_batch_size=64, max_predictions=3),
         ),
         evaluation=EvaluationConfig(every_steps=0, num_examples=64, batch_size=64),
-        # The process is killed beyond the first of these, and goes on from one.
+        # The process is killed after the first of these, and resumes from one.
         checkpoint=CheckpointConfig(every_steps=100, keep_last=2),
         log_every_steps=10,
     )

@@ -1,5 +1,4 @@
-"""Faults in real processes: a sample of each, or with `BERT_JAX_CHAOS=long` all cases of
-docs/reliability.md."""
+"""Faults in real processes: a sample of each, or with `BERT_JAX_CHAOS=long` all cases."""
 
 import os
 

@@ -65,6 +65,6 @@ def test_damage_in_a_bucket_is_found_by_checksums(address, tmp_path):
     assert all({"size", "md5"} == entry.keys() for entry in found["entries"].values())
     assert found["good"] is None
     assert found["compared"]["media"] == 1 and found["compared"]["media bytes out"] < 5000
-    assert "its checksum is not the manifest's" in found["flipped"]
+    assert "its checksum differs from the manifest" in found["flipped"]
     assert "cannot be read" in found["gone"]
     assert found["copied"] is None and "is damaged" in found["copy_damaged"]

@@ -32,7 +32,7 @@ def test_a_run_resumes_from_the_step_before(tmp_path, finished, corpus, what):
     flip(max(found, key=lambda path: path.stat().st_size))
     run = Started(tmp_path / "run", corpus)
     assert run.finish() == [0], run.log()
-    assert f"step {newest} is moved to " in run.log()
+    assert f"step {newest} moved to " in run.log()
     assert f"resuming at step {before}" in run.log()
     assert losses(workdir) == losses(finished) and max(checkpoint.steps(workdir)) == STEPS
     assert [p.name.split("-")[0] for p in (workdir / "set_aside").iterdir()] == [str(newest)]

@@ -40,7 +40,7 @@ def config_of(layers: int):
             num_attention_heads=16,
             intermediate_size=4096,
         )
-        compute = dataclasses.replace(config.compute, layers="scan")
+        compute = dataclasses.replace(config.compute, layer_loop="scan")
         config = dataclasses.replace(config, model=model, compute=compute)
     phase = PhaseConfig(sequence_length=16, steps=100_000, global_batch_size=2, max_predictions=2)
     return dataclasses.replace(

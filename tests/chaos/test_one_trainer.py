@@ -9,7 +9,7 @@ import time
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.workdir import location, lock, log_reader, storage
+from bert_jax.workdir import location, lock, log_reader
 from bert_jax.workdir.location import OWNER
 from tests import tiny_corpus
 from tests.chaos import IS_LONG, long_form
@@ -93,24 +93,6 @@ def test_one_of_two_trainers_holds_the_workdir(tmp_path, address, place):
         assert max(after_kill) < 10
     else:
         assert min(after_kill) > 10 and max(after_kill) < lock.SECONDS + 10
-
-
-def test_a_trainer_that_lost_the_workdir_writes_nothing(tmp_path, corpus):
-    """Its next save ends with code 2 and names the other trainer."""
-    workdir = "gs://bucket/lost"
-    with reached() as address:
-        run = Started(tmp_path, corpus, faults=["step=0.3"], variables=environment(address),
-                      workdir=workdir)  # fmt: skip
-        place = location.at(workdir)
-        run.until(lambda: any(name.startswith("metrics-") for name in place.names()))
-        text = json.dumps({"process": 7, "host": "other", "token": "other"})
-        place.write_text(OWNER, text)
-        assert run.finish() == [2], run.log()
-        assert re.search(r"error: process 7 on other trains in .*: this process had not", run.log())
-        assert place.document(OWNER) == text.encode(), "the object of the other process stays"
-        names = {int(name) for name in storage.names_in(place.checkpoints)}
-        rows = log_reader.read_rows(location.opened(workdir).path)
-        assert max(names) <= max(row["step"] for row in rows) < 40
 
 
 @long_form

@@ -26,8 +26,7 @@ from hypothesis import strategies as st
 from bert_jax import config as configs
 from bert_jax import config_loader
 from bert_jax.config import HeadConfig, ModelConfig, TrainConfig
-from bert_jax.data.corpus import encode, store
-from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus import encode
 from bert_jax.data.sources.read import read_documents
 from bert_jax.data.tokenizer import sentencepiece_model
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -410,41 +409,6 @@ def test_overrides(path, text):
         return config_loader.load_config("bert_base", [f"{path}={text}"])
 
     _require_possible(clearly(read, names=path.strip().partition(".")[0]))
-
-
-# --- manifests of corpora ------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def small_corpus(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    (folder / "vocab.txt").write_bytes(_VOCAB_TXT)
-    text = "\n\n".join(" ".join("ab"[i >> bit & 1] for bit in range(7)) for i in range(128))
-    (folder / "source.txt").write_text(text)
-    prepare(
-        [str(folder / "source.txt")],
-        folder / "corpus",
-        tokenizer=str(folder / "vocab.txt"),
-        validation_fraction=0.3,
-        workers=1,
-    )
-    return folder / "corpus"
-
-
-@examples(200)
-@given(data=st.data())
-def test_corpus_manifests(small_corpus, data):
-    def read() -> store.Corpus:
-        return store.open_corpus(small_corpus, verify=store.SPLITS)
-
-    whole = (small_corpus / "corpus.json").read_bytes()
-    with replaced(small_corpus / "corpus.json", data.draw(of_json(whole))):
-        found = clearly(read, names=str(small_corpus), folder=small_corpus)
-    if found is not None:
-        assert float(found.manifest["unigram_entropy_nats"]) is not None
-        for split in (found.train, found.validation):
-            assert split.sentence_starts[-1] == split.shard_starts[-1]
-            assert split.document_starts[-1] == len(split.sentence_starts) - 1
 
 
 # --- models --------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ _ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 42, signal.SIGHUP: 42}
 _LINE = re.compile(r"interrupted|received SIGTERM|the terminal was closed \(SIGHUP\)")
 # A process that needs more than a second prints this line first.
-_WAITS = "saves and ends after this"
+_WAITS = "saving and ending after"
 # (verb, stage) -> the fault that makes the stage last, and the text about what is kept.
 _PREPARE = "bert_jax.data.corpus"
 _PARTS, _NOTHING = "the same command resumes with the parts", "nothing was saved"
@@ -111,13 +111,13 @@ def command(verb: str, files: Path, output: Path, corpus: Path, finished: Path) 
     there = ["--corpus", str(corpus), "--workdir", str(output)]
     return {
         "prepare": [
-            *("prepare", "--source", str(files / "text.txt"), "--output", str(output)),
+            *("prepare", "--source", str(files / "text.txt"), "--output-dir", str(output)),
             *("--vocab-size", "200", "--workers", "2"),
         ],
         "pretrain": ["pretrain", str(files / "tiny.json"), *there],
         "finetune": [
-            *("finetune", "--checkpoint", str(finished), "--task", "sst2", "--epochs", "1"),
-            *("--data", str(files / "sst2"), "--workdir", str(output), "--length", "24"),
+            *("finetune", str(finished), "--task", "sst2", "--epochs", "1"),
+            *("--data", str(files / "sst2"), "--workdir", str(output), "--max-length", "24"),
             *("--set", "checkpoint.every_steps=2", "--restarts", "0", "--batch-size", "16"),
         ],
         "study": ["study", str(files / "mine.py"), *there],

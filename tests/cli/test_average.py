@@ -14,9 +14,9 @@ from tests.states import arrays_of
 
 
 def average(output, *sources, last=None) -> int:
-    command = ["average", "--output", str(output)]
+    command = ["average", "--output-dir", str(output)]
     for source in sources:
-        command += ["--checkpoint", str(source)]
+        command += [str(source)]
     return main(command + ([] if last is None else ["--last", str(last)]))
 
 
@@ -39,7 +39,7 @@ def test_it_is_the_mean_of_the_newest_steps(trained, tmp_path, capsys):
         np.testing.assert_allclose(mean, exact, rtol=1e-6, atol=1e-8, err_msg=name)
     assert any((found[name] != after[name]).any() for name in found)
 
-    exported = ["export", "--checkpoint", str(tmp_path / "mean"), "--output", str(tmp_path / "hf")]
+    exported = ["export", str(tmp_path / "mean"), "--output-dir", str(tmp_path / "hf")]
     assert main(exported) == 0
     card = (tmp_path / "hf" / "README.md").read_text()
     names = ", ".join(f"{trained.name}/{step}" for step in steps[-2:])

@@ -16,7 +16,7 @@ from bert_jax.workdir import checkpoint, goodput, log_reader, metrics_log, recov
 
 
 def branch(trained, output, *options: object) -> int:
-    command = ["checkpoints", "branch", trained, "--output", output, *options]
+    command = ["checkpoints", "branch", trained, "--output-dir", output, *options]
     return main([str(word) for word in command])
 
 
@@ -86,14 +86,14 @@ def test_a_branch_with_another_rate_and_batch(tmp_path, trained, corpus, capsys)
 
 def test_what_no_branch_can_begin_from(tmp_path, trained, monkeypatch, capsys):
     new = tmp_path / "new"
-    with pytest.raises(UsageError, match="has no step 7; there are 120, 160, 200"):
+    with pytest.raises(UsageError, match="has no step 7; available: 120, 160, 200"):
         recovery.branch_off(trained, new, step=7)
     (new / "photos").mkdir(parents=True)
     with pytest.raises(UsageError, match="is not empty"):
         recovery.branch_off(trained, new)
     shutil.rmtree(new)
     assert main(["checkpoints", "branch", str(trained)]) == 2
-    assert "--output DIR is the workdir" in capsys.readouterr().err
+    assert "--output-dir" in capsys.readouterr().err
     # A copy that is not what was saved is none.
     monkeypatch.setattr(
         checkpoint, "problem", lambda home, step: "cut" if home.name.endswith(".new") else None

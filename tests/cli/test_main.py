@@ -51,7 +51,7 @@ def other_corpus(tmp_path_factory) -> Path:
     """The same stories, cut into other sub-words."""
     directory = tmp_path_factory.mktemp("other")
     source = tiny_corpus.write(directory / "stories.txt")
-    output = ["--output", str(directory / "c"), "--workers", "1"]
+    output = ["--output-dir", str(directory / "c"), "--workers", "1"]
     options = ["--vocab-size", "120", "--validation-fraction", "0.2"]
     assert main(["prepare", "--source", str(source), *output, *options]) == 0
     return directory / "c"
@@ -68,7 +68,7 @@ def other_corpus(tmp_path_factory) -> Path:
         ("it does with set compute.remat=full", "it does with --set compute.remat=full"),
         ("use --set model.x=1", "use --set model.x=1"),
         ("vocab_size: 2; set the config to match", "vocab_size: 2; set the config to match"),
-        ("override a b: write it as c", "--set a b: write it as c"),
+        ("override a b: must be c", "--set a b: must be c"),
         ("cannot override seed: no", "cannot override seed: no"),
     ],
 )
@@ -81,7 +81,9 @@ def test_messages_name_options(said, shown, capsys):
 
 
 def test_an_assignment_without_a_value(refused):
-    assert refused(2, "show", "bert_base", "--set", "a b").startswith("--set a b: write it as")
+    assert refused(2, "config", "show", "bert_base", "--set", "a b").startswith(
+        "--set a b: must be"
+    )
 
 
 # --- prepare -------------------------------------------------------------------------------------
@@ -91,8 +93,8 @@ def test_an_assignment_without_a_value(refused):
     "content, message",
     [
         (None, "no such file"),
-        (b"", "empty: no document with text"),
-        (b" \n\n \n", "empty: no document with text"),
+        (b"", "empty: no document contains text"),
+        (b" \n\n \n", "empty: no document contains text"),
         (b"One sentence.\nAnother one.\n", "only one document"),
         (b"A caf\xe9.\n\nTwo.\n", "not UTF-8"),
         (b"One.\n\nTwo.\n\nThree.\n", "change --validation-fraction"),
@@ -102,7 +104,7 @@ def test_bad_sources(tmp_path, refused, content, message):
     source = tmp_path / "source.txt"
     if content is not None:
         source.write_bytes(content)
-    said = refused(2, "prepare", "--source", source, "--output", tmp_path / "c", "--workers", 1)
+    said = refused(2, "prepare", "--source", source, "--output-dir", tmp_path / "c", "--workers", 1)
     assert str(source) in said and message in said
     assert not (tmp_path / "c" / "corpus.json").exists()
 
@@ -110,7 +112,7 @@ def test_bad_sources(tmp_path, refused, content, message):
 def test_unknown_tokenizer(tmp_path, refused):
     source = tiny_corpus.write(tmp_path / "a.txt")
     said = refused(
-        2, "prepare", "--source", source, "--output", tmp_path / "c", "--tokenizer", "wordpeice"
+        2, "prepare", "--source", source, "--output-dir", tmp_path / "c", "--tokenizer", "wordpeice"
     )
     assert said == "--tokenizer wordpeice is neither a kind nor a file. Did you mean 'wordpiece'?"
 
@@ -123,7 +125,7 @@ def test_unknown_tokenizer(tmp_path, refused):
     [
         ("model.hiden_size=3", "no such field. Did you mean 'hidden_size'?"),
         ("phases.0.sequence_length=64", "longer than the position table"),
-        ("phases.0.max_predictions=30", "max_predictions is 30; a row of 32 has 29 tokens"),
+        ("phases.0.max_predictions=30", "max_predictions is 30; must be 1 to 29"),
         ("phases.0.max_predictions=0", "max_predictions is 0"),
         ("model.vocab_size=200", "token ids up to 226, but model.vocab_size is 200"),
         ("phases.0.global_batch_size=15", "batch_size is 15, which does not divide over 2"),
@@ -152,7 +154,7 @@ def test_bad_profile_steps(tmp_path, config, corpus, refused, steps):
 
 
 def test_show_prints_the_config(config, capsys):
-    assert main(["show", str(config), "--set", "phases.1.steps=7"]) == 0
+    assert main(["config", "show", str(config), "--set", "phases.1.steps=7"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["phases"][1]["steps"] == 7 and shown["model"]["vocab_size"] == 240
 
@@ -162,28 +164,30 @@ def test_show_prints_the_config(config, capsys):
     [
         ("prepear", "there is no verb 'prepear', did you mean 'prepare'?"),
         ("train", "there is no verb 'train', did you mean 'pretrain'?"),
-        ("help configs", "there is no verb 'configs', did you mean 'show configs'?"),
+        ("help configs", "there is no verb 'configs', did you mean 'config list'?"),
         ("xyzzy", "there is no verb 'xyzzy' ("),
         ("pretrain", "required: CONFIG, --corpus, --workdir ('bert-jax pretrain --help'"),
-        ("prepare --output x", "required: --source ("),
+        ("prepare --output-dir x", "required: --source ("),
         ("pretrain c --corpus c --workdir w --zzz", "unrecognized arguments: --zzz ("),
-        ("pretrain --steps 100", "no --steps: write --set phases.0.steps=100"),
-        ("pretrain c --corpus c --workdir w --lr=1e-4", "write --set optimizer.learning_rate=1e-4"),
-        ("pretrain --batch_size 8", "write --set phases.0.global_batch_size=8"),
-        ("pretrain --epochs 3", "no --epochs: write --set phases.0.steps=N: a run"),
+        ("pretrain --max_steps 100", "no --max_steps: write --steps 100"),
+        ("pretrain c --corpus c --workdir w --lr=1e-4", "write --learning-rate 1e-4"),
+        ("pretrain --learning_rate 1e-4", "write --learning-rate 1e-4"),
+        ("pretrain --batch_size 8", "write --batch-size 8"),
+        ("pretrain --num_train_epochs 3", "no --num_train_epochs: write --steps N: "),
         ("pretrain c --resume", "no --resume: write the same command"),
         ("pretrain c --resume_from_checkpoint=x", "from_checkpoint: write the same command"),
-        ("pretrain --output-dir w", "write --workdir w"),
+        ("pretrain --output_dir w", "write --workdir w"),
         ("pretrain --corpsu w", "Did you mean '--corpus'?"),
         ("finetune --lr 1e-4", "write --learning-rate 1e-4"),
         ("finetune --steps 9", "write --epochs N"),
-        ("finetune --learning-rate nan", "--learning-rate: 'nan' is no finite number"),
-        ("finetune --epochs much", "--epochs: 'much' is no finite number"),
-        ("predict --null-threshold=-inf", "--null-threshold: '-inf' is no finite number"),
-        ("finetune --max-seq-length 64", "write --length 64"),
+        ("finetune --learning-rate nan", "--learning-rate: 'nan' is not a finite number"),
+        ("finetune --epochs much", "--epochs: 'much' is not a finite number"),
+        ("predict --null-threshold=-inf", "--null-threshold: '-inf' is not a finite number"),
+        ("finetune --max-seq-length 64", "write --max-length 64"),
         ("prepare --input a.txt", "write --source a.txt"),
-        ("evaluate --model runs/base", "write --checkpoint runs/base"),
-        ("evaluate --workdir runs/base", "write --checkpoint runs/base"),
+        ("evaluate --model runs/base", "write runs/base without --model"),
+        ("evaluate --workdir runs/base", "write runs/base without --workdir"),
+        ("fill-mask --checkpoint runs/base", "write runs/base without --checkpoint"),
         ("report --workdir runs/base", "write runs/base without --workdir"),
         ("pretrain --wandb", "write --tracker wandb"),
         ("finetune --wandb", "write --tracker wandb"),
@@ -249,7 +253,7 @@ def test_an_altered_vocabulary_of_the_right_size(tmp_path, config, damaged, refu
 
 def test_a_corpus_of_another_tokenizer(tmp_path, config, other_corpus, trained, exported, refused):
     for checkpoint in (trained, exported):
-        said = refused(2, "evaluate", "--checkpoint", checkpoint, "--corpus", other_corpus)
+        said = refused(2, "evaluate", checkpoint, "--corpus", other_corpus)
         assert "was built with another tokenizer (" in said
         assert f"prepare the corpus again with --tokenizer {checkpoint}" in said
     said = refused(
@@ -290,7 +294,7 @@ def test_a_corpus_that_changed(run_again, tmp_path, corpus, refused):
     source = tiny_corpus.write(tmp_path / "more.txt", number=70)
     other = tmp_path / "more"
     options = ["--tokenizer", str(corpus / "tokenizer"), "--validation-fraction", "0.2"]
-    arguments = ["--source", str(source), "--output", str(other), "--workers", "1", *options]
+    arguments = ["--source", str(source), "--output-dir", str(other), "--workers", "1", *options]
     assert main(["prepare", *arguments]) == 0
     said = refused(3, *run_again, other)
     assert "holds a run that differs: corpus: " in said
@@ -312,7 +316,7 @@ def test_a_directory_with_other_files(tmp_path, config, corpus, refused):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("precious")
     said = refused(2, "pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "photos")
-    assert "holds no run; choose another directory" in said
+    assert "is not a run; choose another directory" in said
     assert [p.name for p in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
 
 
@@ -329,32 +333,32 @@ def test_a_workdir_without_checkpoint(tmp_path, trained, corpus, refused):
     for command in (
         ("evaluate", "--corpus", corpus),
         ("fill-mask", "The [MASK]."),
-        ("export", "--output", tmp_path / "hf"),
+        ("export", "--output-dir", tmp_path / "hf"),
     ):
-        said = refused(5, command[0], "--checkpoint", workdir, *command[1:])
+        said = refused(5, command[0], workdir, *command[1:])
         assert said == f"workdir {workdir} has no finished checkpoint yet"
 
 
 def test_a_path_without_a_checkpoint(tmp_path, corpus, refused):
     missing = tmp_path / "missing"
-    said = refused(2, "evaluate", "--checkpoint", missing, "--corpus", corpus)
-    assert said == f"--checkpoint {missing}: no such directory"
+    said = refused(2, "evaluate", missing, "--corpus", corpus)
+    assert said == f"CHECKPOINT {missing}: no such directory"
     (tmp_path / "empty").mkdir()
-    said = refused(2, "evaluate", "--checkpoint", tmp_path / "empty", "--corpus", corpus)
+    said = refused(2, "evaluate", tmp_path / "empty", "--corpus", corpus)
     assert "is neither a workdir" in said
 
 
 def test_a_folder_that_holds_a_workdir(tmp_path, trained, refused):
     """The message names the workdir in the folder."""
     home = shutil.copytree(trained, tmp_path / "run" / "workdir", ignore=_without_steps).parent
-    said = refused(2, "fill-mask", "--checkpoint", home, "A [MASK].")
+    said = refused(2, "fill-mask", home, "A [MASK].")
     assert "is neither a workdir" in said and said.endswith(f"; {home / 'workdir'} is one")
     said = refused(2, "report", home)
-    assert said == f"{home} is no workdir: it has no config.json; {home / 'workdir'} is one"
+    assert said == f"{home} is not a workdir: it has no config.json; {home / 'workdir'} is one"
     for seed in range(2):  # as finetune has several runs
         shutil.copytree(home / "workdir", tmp_path / "sweep" / "runs" / f"seed-{seed}")
-    for command in (("predict", "--input", "x"), ("export", "--output", tmp_path / "x")):
-        said = refused(2, *command, "--checkpoint", tmp_path / "sweep")
+    for command in (("predict", "--input", "x"), ("export", "--output-dir", tmp_path / "x")):
+        said = refused(2, *command, tmp_path / "sweep")
         assert said.endswith(f"; {tmp_path / 'sweep' / 'runs' / 'seed-0'} is one of 2 in it")
 
 
@@ -362,7 +366,7 @@ def test_a_folder_that_holds_a_workdir(tmp_path, trained, refused):
 def test_a_model_of_transformers_is_no_workdir(exported, refused, command):
     """Both have a config.json, and a model has neither a log nor steps to show."""
     said = refused(2, *command, exported)
-    assert said == f"{exported} is no workdir: its config.json is that of a model"
+    assert said == f"{exported} is not a workdir: its config.json is that of a model"
 
 
 def _without_steps(directory: str, names: list[str]) -> list[str]:
@@ -374,14 +378,14 @@ def _without_steps(directory: str, names: list[str]) -> list[str]:
     [
         ("report", "w", "--html"),
         ("report", "w", "--plot"),
-        ("attention", "--checkpoint", "w", "A text.", "--html"),
-        ("probe", "--checkpoint", "w", "--output"),
-        ("embed", "--checkpoint", "w", "--input", "t", "--output"),
-        ("predict", "--checkpoint", "w", "--input", "t", "--output"),
-        ("export", "--checkpoint", "w", "--output"),
-        ("average", "--checkpoint", "w", "--output"),
+        ("attention", "w", "A text.", "--html"),
+        ("probe", "w", "--output-file"),
+        ("embed", "w", "--input", "t", "--output-file"),
+        ("predict", "w", "--input", "t", "--output-file"),
+        ("export", "w", "--output-dir"),
+        ("average", "w", "--output-dir"),
         ("pretrain", "bert_base", "--corpus", "c", "--workdir"),
-        ("finetune", "--checkpoint", "c", "--task", "ner", "--workdir"),
+        ("finetune", "c", "--task", "ner", "--workdir"),
     ],
 )
 def test_an_output_that_cannot_be_written_is_found_first(tmp_path, refused, command):
@@ -402,8 +406,8 @@ def test_a_checkpoint_of_another_model(tmp_path, config, corpus, trained, refuse
 
 
 def test_an_output_that_exists(tmp_path, trained, exported, refused):
-    said = refused(2, "export", "--checkpoint", trained, "--output", exported)
-    assert said.startswith(f"--output {exported} is not empty")
+    said = refused(2, "export", trained, "--output-dir", exported)
+    assert said.startswith(f"--output-dir {exported} is not empty")
 
 
 def test_a_vocabulary_smaller_than_the_ids_of_a_checkpoint(tmp_path, exported, corpus, refused):
@@ -418,7 +422,7 @@ def test_a_vocabulary_smaller_than_the_ids_of_a_checkpoint(tmp_path, exported, c
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
     for command in (("evaluate", "--corpus", corpus), ("fill-mask", "The [MASK].")):
-        said = refused(2, command[0], "--checkpoint", broken, *command[1:])
+        said = refused(2, command[0], broken, *command[1:])
         assert "227" in said and "200" in said
 
 

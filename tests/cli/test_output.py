@@ -68,18 +68,18 @@ def test_a_file_name_with_a_line_break(tmp_path, capsys):
     (texts := tmp_path / "texts").mkdir()
     for name in ("\x1b[31ma\nbert-jax: b.txt", "c.txt"):
         (texts / name).write_bytes(b"caf\xe9")
-    arguments = ["--source", str(texts), "--output", str(tmp_path / "c"), "--workers", "1"]
+    arguments = ["--source", str(texts), "--output-dir", str(tmp_path / "c"), "--workers", "1"]
     assert main(["prepare", *arguments]) == 2
     *_, head, first, second, remedy = capsys.readouterr().err.splitlines()
     assert head == "bert-jax prepare: error: 2 files cannot be read:"
     assert first.startswith(rf"  {texts}/\x1b[31ma\nbert-jax: b.txt, line 1: not UTF-8")
     assert second.startswith(f"  {texts}/c.txt, line 1: not UTF-8")
-    assert remedy == "fix them, or leave them out with --skip-bad"
+    assert remedy == "fix them, or skip them with --on-bad-record skip"
 
 
 def test_an_argument_with_a_line_break(capsys):
     with pytest.raises(SystemExit):
-        main(["show", "bert_base", "--no\x1b[2J\nbert-jax:"])
+        main(["config", "show", "bert_base", "--no\x1b[2J\nbert-jax:"])
     assert r"--no\x1b[2J\nbert-jax" in capsys.readouterr().err.splitlines()[-1]
 
 

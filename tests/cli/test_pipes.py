@@ -21,7 +21,7 @@ def piped(monkeypatch):
     return put
 
 
-@pytest.mark.parametrize("command", [["show", "bert_base"], ["checkpoints", "list"]])
+@pytest.mark.parametrize("command", [["config", "show", "bert_base"], ["checkpoints", "list"]])
 def test_a_closed_pipe_ends_a_verb_without_a_message(command, monkeypatch, trained, capfd):
     if command[0] == "checkpoints":
         command = [*command, str(trained)]
@@ -34,7 +34,7 @@ def test_a_closed_pipe_ends_a_verb_without_a_message(command, monkeypatch, train
 
 
 def test_fill_mask_reads_lines_and_prints_objects(piped, trained, capsys, monkeypatch):
-    command = ["fill-mask", "--checkpoint", str(trained), "--json", "--top", "2"]
+    command = ["fill-mask", str(trained), "--json", "--top", "2"]
     piped("The [MASK] eats hay.\n\nA [MASK] and a [MASK].\n")
     assert main(command) == 0
     one, two = map(json.loads, capsys.readouterr().out.splitlines())
@@ -46,7 +46,7 @@ def test_fill_mask_reads_lines_and_prints_objects(piped, trained, capsys, monkey
     assert main([*command, "-"]) == 2
     assert "standard input, line 3: 'no mask' has no [MASK]" in capsys.readouterr().err
     assert main([*command[:-1], "0", "The [MASK]."]) == 2
-    assert "--top 0: it must be 1 or more" in capsys.readouterr().err
+    assert "--top 0: must be at least 1" in capsys.readouterr().err
     piped("\n")
     assert main([*command, "-"]) == 2
     assert "standard input has no text" in capsys.readouterr().err
@@ -57,8 +57,8 @@ def test_fill_mask_reads_lines_and_prints_objects(piped, trained, capsys, monkey
 
 
 def test_embed_counts_the_lines_that_have_no_vector(piped, trained, tmp_path, capsys):
-    command = ["embed", "--checkpoint", str(trained), "--output", str(tmp_path / "v.npz")]
-    command += ["--length", "16"]
+    command = ["embed", str(trained), "--output-file", str(tmp_path / "v.npz")]
+    command += ["--max-length", "16"]
     piped("The horse.\n\nThe bear.\nThe cow.\n")
     assert main(command) == 0
     assert "3 vectors of 32; 1 blank lines have none ('lines' has" in capsys.readouterr().out
@@ -71,9 +71,9 @@ def test_embed_counts_the_lines_that_have_no_vector(piped, trained, tmp_path, ca
 
 
 def test_embed_prints_objects(piped, trained, tmp_path, capsys):
-    command = ["embed", "--checkpoint", str(trained), "--json"]
+    command = ["embed", str(trained), "--json"]
     piped("The horse.\n\nThe bear.\n")
-    assert main([*command, "--output", str(tmp_path / "v.npz")]) == 0
+    assert main([*command, "--output-file", str(tmp_path / "v.npz")]) == 0
     said = capsys.readouterr()
     found = [json.loads(line) for line in said.out.splitlines()]
     assert [each["line"] for each in found] == [1, 3] and "wrote" in said.err
@@ -84,7 +84,9 @@ def test_embed_prints_objects(piped, trained, tmp_path, capsys):
     found = [json.loads(line)["vectors"] for line in capsys.readouterr().out.splitlines()]
     assert all(len(vectors) > 3 and len(vectors[0]) == 32 for vectors in found)
     assert main(command[:-1]) == 2
-    assert "name --output FILE.npz, or print the vectors with --json" in capsys.readouterr().err
+    assert (
+        "name --output-file FILE.npz, or print the vectors with --json" in capsys.readouterr().err
+    )
 
 
 def test_checkpoints_as_json(trained, capsys):

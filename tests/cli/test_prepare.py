@@ -9,7 +9,7 @@ def test_options_of_a_runner_without_the_dashes_before_them(capsys):
     words = [
         "--source",
         "gs://b/t",
-        "--output",
+        "--output-dir",
         "gs://b/c",
         "--project",
         "mine",

@@ -19,7 +19,7 @@ _PHASE = 'phases=[{"steps": 3}, {"steps": 4}, {"steps": 5, "learning_rate": 1e-4
         ("name=other", [], []),
         ("optimizer.learning_rate=1e-4", ["optimizer"], ["optimizer.learning_rate"]),
         ("optimizer.schedule=constant", ["optimizer.schedule"], ["optimizer.schedule.kind"]),
-        ("data.rows=documents", ["data.rows"], ["data.rows"]),
+        ("data.sequence_format=documents", ["data.sequence_format"], ["data.sequence_format"]),
         ("phases.1.steps=50", ["phases.*"], ["phases.1.steps"]),
     ],
 )

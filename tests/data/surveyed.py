@@ -1,4 +1,4 @@
-"""The documents that `prepare` keeps of sources, decided in this process."""
+"""The documents of sources that `prepare` keeps, computed in this process."""
 
 import hashlib
 import tempfile
@@ -27,7 +27,7 @@ def survey(
     reading: SourceOptions | None = None,
 ) -> tuple[Any, list[tuple[str, str]]]:
     """Returns counts by split (`documents`, `duplicates`) and `source_hash`, the hash of all texts;
-    and the text and split of each document that is kept.
+    and the text and split of each kept document.
     """
     options = CorpusOptions(source=sources, validation_fraction=validation_fraction, seed=seed)  # type: ignore[arg-type]
     units = units_of([(sources, reading or SourceOptions())], UNIT_BYTES)

@@ -1,4 +1,4 @@
-"""Offsets that are read when they are asked for, against the array that they stand for."""
+"""Lazily read offsets, compared with the array that they represent."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_joined_offsets_are_those_of_an_array_and_others():
     assert np.array_equal(joined[:], np.concatenate([array, array[-1] + array[1:]]))
 
 
-def test_a_large_split_reads_no_offsets_at_once(monkeypatch):
+def test_a_large_split_reads_offsets_lazily(monkeypatch):
     made = store._globally(SHARDS)
     assert isinstance(made, np.ndarray) and np.array_equal(made, whole())
     monkeypatch.setattr(store, "_READ_AT_ONCE", 10)

@@ -1,4 +1,4 @@
-"""The pool of processes: results in order, one error for a killed worker, work that is shared."""
+"""The process pool: results in order, one error for a killed worker, shared work."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def _dies(_: object, number: int) -> int:
 
 
 class _Fatal:
-    """Kills the process that it is sent to."""
+    """Kills the process that runs it."""
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _die, ()
@@ -42,7 +42,7 @@ class _Fatal:
 
 @pytest.mark.parametrize("shared", [None, _Fatal()], ids=["at work", "at its start"])
 def test_a_killed_worker_is_reported(shared):
-    """Once, and the pool can be left although the error is handled inside of it."""
+    """Raised once, and the pool can be left although the error is handled inside it."""
     with Pool(2, shared) as pool, pytest.raises(BertJaxError, match="a worker process was killed"):
         list(pool.map(_dies, ((number,) for number in range(1000))))
 
@@ -52,7 +52,7 @@ def _sleeps(_: object, seconds: float) -> None:
 
 
 def test_workers_end_at_once_with_an_error_here():
-    """Whatever they do: a file of a hundred gigabytes is one task."""
+    """Even in a long task: a file of a hundred gigabytes is one task."""
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt), Pool(2) as pool:
         for _ in pool.map(_sleeps, [(0,), (HUNG,), (HUNG,)]):
@@ -67,7 +67,7 @@ def _counts(_: object, number: int) -> int:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_come_in_order_and_counts_are_seen(workers):
-    """A task that only this process can run keeps its place among the others."""
+    """The results of tasks that only this process can run keep their order among the others."""
     with Pool(workers) as pool:
         for _ in range(2):
             jobs = [(number,) for number in range(30)]

@@ -34,7 +34,7 @@ CONFIG = TrainConfig(
     model=MODEL,
     head=HEAD,
     compute=ComputeConfig(dtype="float32"),
-    data=DataConfig(rows="documents"),
+    data=DataConfig(sequence_format="documents"),
     optimizer=StableAdamW(
         joined_rms=True,
         schedule=Constant(),

@@ -126,7 +126,7 @@ def test_a_token_comes_with_its_own_space(tmp_path, monkeypatch, name, is_lstrip
 
 
 def test_a_text_without_mask_is_refused(loaded):
-    with pytest.raises(UsageError, match=r"has no \[MASK\]; write \[MASK\] where a word"):
+    with pytest.raises(UsageError, match=r"has no \[MASK\]; put \[MASK\] in place"):
         loaded("The horse eats hay.")
 
 

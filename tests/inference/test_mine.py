@@ -126,7 +126,7 @@ def test_rules_that_allow_no_negatives_are_refused(rules, name):
 def test_pairs_that_cannot_be_used_are_named_and_counted(our_messages):
     texts = [("a", "b"), ("a", " "), ("same", "Same!"), ("", "b")]
     rows = [TextRow(f"pairs.jsonl, line {n}", pair, None, "") for n, pair in enumerate(texts, 1)]
-    with pytest.raises(UsageError, match=r"3 of 4 pairs.*line 2: .*blank; .*line 3: .*`skip_bad`"):
+    with pytest.raises(UsageError, match=r"3 of 4 .*line 2: .*blank; .*line 3: .*`on_bad_record`"):
         usable_pairs(rows, skip_bad=False)
     assert usable_pairs(rows, skip_bad=True) == [("a", "b")]
     assert "3 of 4 pairs" in our_messages()[0]

@@ -121,7 +121,16 @@ def test_similarity_is_spearmans_correlation_with_the_cosine(embedder, tmp_path,
     rows = [{"a": a, "b": b, "score": score} for (a, b), score in zip(pairs, gold, strict=True)]
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ["evaluate", str(embedder), "--similarity", str(path), "--text", "a", "--text", "b"]
+    command = [
+        "evaluate",
+        str(embedder),
+        "--similarity",
+        str(path),
+        "--text-column",
+        "a",
+        "--text-column",
+        "b",
+    ]
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["Spearman"]
     model = bert_jax.load(embedder)
@@ -140,8 +149,8 @@ def test_a_score_that_is_no_number_is_named(embedder, tmp_path, capsys):
     ("options", "named"),
     [
         (["--corpus", "runs/corpus"], "--corpus"),
-        (["--like", "runs/base"], "--like"),
-        (["--text", "a"], "--text"),
+        (["--eval-set-from", "runs/base"], "--eval-set-from"),
+        (["--text-column", "a"], "--text-column"),
     ],
 )
 def test_options_of_another_job_are_refused(embedder, beir, options, named, capsys):
@@ -153,8 +162,8 @@ def test_negatives_are_mined_from_files(embedder, tmp_path, beir, capsys):
     pairs, output = tmp_path / "pairs.csv", tmp_path / "mined.jsonl"
     rows = [*zip(queries(), _STORIES, strict=True)]
     pairs.write_text("q,p\n" + "".join(f'"{q}","{" ".join(p.split())}"\n' for q, p in rows))
-    command = ["mine", "--checkpoint", str(embedder), "--input", str(pairs), "--text", "q"]
-    command += ["--text", "p", "--negatives", "2", "--output", str(output)]
+    command = ["mine", str(embedder), "--input", str(pairs), "--text-column", "q"]
+    command += ["--text-column", "p", "--negatives", "2", "--output-file", str(output)]
     assert main([*command, "--documents", str(beir / "corpus.jsonl")]) == 0
     records = [json.loads(line) for line in output.read_text().splitlines()]
     assert {tuple(record) for record in records} == {

@@ -57,7 +57,7 @@ def test_a_generator_that_is_not_this_models(size, tmp_path):
         inside, random_params(other, GENERATOR_HEAD), other, head=GENERATOR_HEAD,
         tokenizer=tokenizer, model_type="electra",
     )  # fmt: skip
-    with pytest.raises(UsageError, match="is no generator of this model: num_attention_heads is 2"):
+    with pytest.raises(UsageError, match="not a generator of this model: num_attention_heads is 2"):
         huggingface.read(tmp_path / "hf")
 
 
@@ -67,7 +67,7 @@ def test_a_generator_that_is_not_this_models(size, tmp_path):
         ({}, HeadConfig(parts=("mlm",)), "bert", r"model\.embedding_size is 12, which this"),
         ({"hidden_act": "gelu_new"}, HeadConfig(parts=("mlm",)), None, "hidden_act is gelu_new"),
         ({}, HeadConfig(parts=("pooler", "sequence_classifier")), "electra", "pooler_act is tanh"),
-        ({}, HeadConfig(), "electra", "no name for pooler, nsp"),
+        ({}, HeadConfig(), "electra", "head.parts pooler, nsp"),
         (
             {"embedding_size": 0},
             HeadConfig(parts=("pooler", "sequence_classifier"), pooler_act="gelu"),

@@ -159,18 +159,18 @@ def test_several_files(tmp_path):
     "damage, message",
     [
         (lambda d: next(d.glob("*00002-of*")).unlink(), "00002-of-.* cannot be read: No such file"),
-        (lambda d: (d / "model.safetensors.index.json").write_text("{"), "no index of files"),
+        (lambda d: (d / "model.safetensors.index.json").write_text("{"), "not an index of files"),
         (
             lambda d: (d / "model.safetensors.index.json").write_text(
                 '{"weight_map": {"a": "../../secret.safetensors"}}'
             ),
-            "'../../secret.safetensors' is no name of a file inside of",
+            "'../../secret.safetensors' is not a valid file name inside",
         ),
         (
             lambda d: next(d.glob("*00002-of*")).write_bytes(
                 next(d.glob("*00001-of*")).read_bytes()
             ),
-            "lists tensors that its files do not hold: ",
+            "lists tensors that its files lack: ",
         ),
     ],
     ids=["lost", "no JSON", "elsewhere", "swapped"],
@@ -251,8 +251,8 @@ def test_the_encoder_is_never_left_out(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"id2label": {"0": "a", "2": "b"}}, "does not number its labels 0 to 1"),
-        ({"id2label": ["a", "b"]}, "is no table of numbers and labels"),
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label must number its labels 0 to 1"),
+        ({"id2label": ["a", "b"]}, "id2label must map numbers to labels"),
         ({"id2label": {"0": "a", "1": "b"}}, r"is \[3, 24\], expected \[2, 24\]"),
         ({"id2label": {"0": "a", "1": "a", "2": "b"}}, "each label once"),
         ({"problem_type": "multi_label_classification"}, "is not supported"),

@@ -312,7 +312,7 @@ def test_dropout_is_the_runs(tmp_path, capsys):
     assert json.loads((directory / "config.json").read_text())["attention_dropout"] == 0
     edit(directory, attention_dropout=0.1)
     assert huggingface.read(directory).model == MODEL
-    assert "attention_dropout is not read" in capsys.readouterr().err
+    assert "attention_dropout ignored" in capsys.readouterr().err
 
 
 # --- what is refused, by name --------------------------------------------------------------------
@@ -330,7 +330,7 @@ _UNREADABLE = {
         ({"global_attn_every_n_layers": 2}, "global_attn_every_n_layers gives 2, but layer_types"),
         (
             {"layer_types": [_SLIDING, _FULL] * 2, "global_attn_every_n_layers": None},
-            "only patterns are read in which layers 0, n, 2n",
+            "the supported patterns have .* layers 0, n, 2n",
         ),
         ({"layer_types": [_FULL]}, "layer_types is .* for each layer"),
         ({"rope_parameters": _YARN}, "rope_parameters.full_attention is .*yarn"),
@@ -339,14 +339,14 @@ _UNREADABLE = {
         ({"mlp_bias": True}, "mlp_bias is True, but attention_bias is False"),
         ({"classifier_activation": "silu"}, "classifier_activation is 'silu', but hidden_act"),
         ({"hidden_activation": "relu"}, "hidden_activation is 'relu'; expected one of"),
-        ({"local_attention": 0}, "local_attention is 0; at least 1"),
+        ({"local_attention": 0}, "local_attention is 0; must be at least 1"),
         ({"classifier_pooling": "max"}, "classifier_pooling is 'max'; expected one of cls, mean"),
         ({"norm_eps": "small"}, "norm_eps is 'small'; expected float"),
         ({"norm_bias": 1}, "norm_bias is 1; expected bool"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True; expected int"),
     ],
     "eurobert": [
-        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, no divisor of"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide"),
         ({"head_dim": 32}, "head_dim"),
         ({"mlp_bias": True}, "mlp_bias is True, which is not supported"),
         ({"rope_theta": 5.0}, "rope_theta gives 5.0, but rope_parameters gives 1000.0"),
@@ -363,7 +363,7 @@ _UNREADABLE = {
         ({"layer_types": [{}] * 4}, "layer_types is .* for each layer"),
         # Each layer is written out.
         ({"layer_types": None, "num_hidden_layers": 10**7}, "num_hidden_layers is 10,000,000"),
-        ({"layer_types": [_FULL] * 2 + [_SLIDING] * 2}, "only patterns are read in which layers f"),
+        ({"layer_types": [_FULL] * 2 + [_SLIDING] * 2}, "the supported patterns have .* layers f"),
         ({"sliding_window": 0}, "sliding_window"),
         ({"prediction_head_size": "wide"}, "prediction_head_size is 'wide'; expected int"),
         ({"rope_parameters": _YARN}, "rope_parameters.full_attention is .*yarn"),
@@ -398,15 +398,15 @@ _INEXPRESSIBLE = [
     ("modernbert", {"classifier_pooling": "late"}, _BARE, r"model\.classifier_pooling is late"),
     (
         "modernbert", {"global_attention_every_n_layers": 0}, _BARE,
-        r"model\.global_attention_every_n_layers is 0, and ModernBERT's first layer is global",
+        r"model\.global_attention_every_n_layers is 0, but the first layer of a ModernBERT is",
     ),
     (
         "modernbert", {}, dataclasses.replace(make_modernbert.TASKS["TokenClassification"],
                                               transform=False),
         r"head\.transform is false.*set head\.transform=true",
     ),
-    ("eurobert", {}, _ANSWERS, "no name for span_classifier"),
-    ("ultrabert", {}, _TEXTS, "no name for .*sequence_classifier"),
+    ("eurobert", {}, _ANSWERS, "head.parts span_classifier"),
+    ("ultrabert", {}, _TEXTS, "head.parts .*sequence_classifier"),
     ("ultrabert", {"attention_window": 15}, _BARE, r"model\.attention_window is 15"),
     ("ultrabert", {"masked_lm_inner_size": 0}, _BARE, r"model\.masked_lm_inner_size 0"),
 ]  # fmt: skip

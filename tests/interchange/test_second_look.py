@@ -170,7 +170,7 @@ def test_a_short_bias_is_padded_with_zeros(tmp_path, family, capsys):
 
     change(directory, cut)
     assert_same(huggingface.read(directory).params, expected)
-    assert f"{bias} is padded with 3 zeros" in capsys.readouterr().err
+    assert f"padding {bias} with 3 zeros" in capsys.readouterr().err
     if copy == bias:
         return
 
@@ -198,7 +198,7 @@ def test_an_output_matrix_that_is_not_tied(tmp_path, family, says_so, capsys):
     model = dataclasses.replace(MODELS[family], tie_word_embeddings=False)
     assert (found.model, found.head) == (model, _MLM)
     assert_same(found.params, random_params(model, _MLM))
-    assert ("so the two are not tied" in capsys.readouterr().err) == (not says_so)
+    assert ("so the two are read as untied" in capsys.readouterr().err) == (not says_so)
     change(directory, lambda t: {n: x for n, x in t.items() if n != decoder})
     if says_so:
         with pytest.raises(UsageError, match=f"missing {re.escape(decoder)}"):
@@ -362,8 +362,8 @@ def test_a_verb_reads_a_wrapped_encoder_inside_of_sentence_transformers(tmp_path
     change(nested / "0_Transformer", lambda tensors: with_prefix("_orig_mod.module.")(tensors, ""))
     (tmp_path / "texts").write_text("w1 w2\nw3\n")
     for source, output in ((plain, "a.npz"), (nested, "b.npz")):
-        arguments = ["--checkpoint", source, "--input", tmp_path / "texts"]
-        arguments += ["--output", tmp_path / output]
+        arguments = [source, "--input", tmp_path / "texts"]
+        arguments += ["--output-file", tmp_path / output]
         assert main(["embed", *map(str, arguments)]) == 0
     np.testing.assert_array_equal(
         *(np.load(tmp_path / name)["vectors"] for name in ("a.npz", "b.npz"))

@@ -2,7 +2,7 @@
 
 Against the formulas of its modules (sentence_transformer/modules/pooling.py, base/modules/dense.py
 and normalize.py), in NumPy over the hidden states. The whole was compared once with
-`SentenceTransformer.encode` (docs/checkpoints.md).
+`SentenceTransformer.encode` (docs/reference/compatibility.md).
 """
 
 import json
@@ -58,7 +58,7 @@ def test_a_prompt_that_is_none_of_its_own(layout, name):
     home = layout(("Pooling", {}))
     settings = {"default_prompt_name": name, "prompts": {"query": "query: "}}
     (home / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    with pytest.raises(UsageError, match=r"default_prompt_name .* is none of its prompts"):
+    with pytest.raises(UsageError, match=r"default_prompt_name .* is not among its prompts"):
         sentence_transformers.read(home)
 
 
@@ -81,13 +81,13 @@ def test_each_pooling_has_its_formula(pooling, exported, layout, caplog, capsys)
     home = layout(("Pooling", {_FIELDS[pooling]: True}), folder="0_Transformer")
     with caplog.at_level(logging.INFO, "bert_jax"):
         found = bert_jax.load(home).embed(_TEXTS)
-    assert "1 of 3 texts have more than 12 tokens and are cut there; a longer `length`" in (
+    assert "1 of 3 texts have more than 12 tokens and are truncated; a longer `length`" in (
         caplog.text
     )
     expected = [_FORMULAS[pooling](states) for states in _states(exported, _TEXTS)]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     output = home.parent / "exported"
-    assert main(["export", "--checkpoint", str(home), "--output", str(output)]) == 0
+    assert main(["export", str(home), "--output-dir", str(output)]) == 0
     assert "(modules.json) are not exported" in capsys.readouterr().err
 
 
@@ -155,7 +155,7 @@ def test_what_is_not_read_is_named(layout, modules, said):
 @pytest.mark.parametrize("length", [-5, 2, True, "9"])
 def test_a_length_is_a_number_of_tokens_with_room_for_one(layout, length):
     home = layout(("Pooling", {}), max_seq_length=length)
-    with pytest.raises(UsageError, match=r"max_seq_length is .*expected a number of t"):
+    with pytest.raises(UsageError, match=r"max_seq_length is .*expected an integer"):
         sentence_transformers.read(home)
 
 
@@ -173,8 +173,8 @@ _LEGACY = {
 def test_an_export_is_an_embedder(trained, exported, tmp_path, capsys):
     """As the run embeds with the same options; without one nothing but the encoder is written."""
     home = tmp_path / "embedder"
-    command = ["export", "--checkpoint", str(trained), "--output", str(home)]
-    assert main([*command, "--pooling", "cls", "--normalize", "--length", "12"]) == 0
+    command = ["export", str(trained), "--output-dir", str(home)]
+    assert main([*command, "--pooling", "cls", "--normalize", "--max-length", "12"]) == 0
     assert f'sentence_transformers.SentenceTransformer("{home}")' in capsys.readouterr().out
     added = {
         "modules.json": [
@@ -207,7 +207,7 @@ def test_an_export_is_an_embedder(trained, exported, tmp_path, capsys):
 
 def test_by_default_an_embedder_has_the_length_of_the_model(trained, tmp_path):
     home = tmp_path / "embedder"
-    command = ["export", "--checkpoint", str(trained), "--output", str(home), "--pooling", "mean"]
+    command = ["export", str(trained), "--output-dir", str(home), "--pooling", "mean"]
     assert main(command) == 0
     recipe = sentence_transformers.read(home)
     assert (recipe.length, recipe.pooling, recipe.steps) == (48, "mean", ())
@@ -218,15 +218,18 @@ def test_by_default_an_embedder_has_the_length_of_the_model(trained, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--normalize"], "--normalize is of an embedder: say how .* --pooling mean"),
-        (["--length", "9"], "--length 9 is of an embedder"),
-        (["--pooling", "mean", "--length", "2"], "--length 2: it must be at least 3"),
-        (["--pooling", "mean", "--length", "49"], "--length 49: the model has 48 positions"),
-        (["--pooling", "cls", "--format", "tf1"], "--pooling cls: --format tf1 has no such files"),
+        (["--normalize"], "--normalize needs --pooling"),
+        (["--max-length", "9"], "--max-length 9 needs --pooling"),
+        (["--pooling", "mean", "--max-length", "2"], "--max-length 2: it must be at least 3"),
+        (
+            ["--pooling", "mean", "--max-length", "49"],
+            "--max-length 49: the model has only 48 positions",
+        ),
+        (["--pooling", "cls", "--format", "tf1"], "--pooling cls: --format tf1"),
     ],
 )
 def test_what_no_embedder_is_exported_for_is_named(trained, tmp_path, capsys, options, said):
-    command = ["export", "--checkpoint", str(trained), "--output", str(tmp_path / "out"), *options]
+    command = ["export", str(trained), "--output-dir", str(tmp_path / "out"), *options]
     assert main(command) == 2
     assert re.search(said, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
@@ -238,5 +241,5 @@ def test_no_name_leaves_the_directory(layout):
         stages = json.loads((home / "modules.json").read_text())
         stages[1]["path"] = place
         (home / "modules.json").write_text(json.dumps(stages))
-        with pytest.raises(UsageError, match="is no stage with a type and a folder's name"):
+        with pytest.raises(UsageError, match="is not a module with a type and a path"):
             sentence_transformers.read(home)

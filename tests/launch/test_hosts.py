@@ -53,7 +53,7 @@ def test_a_second_setup_installs_only_what_changed(cloud):
         (0, "34 a trainer runs", {}, "--help"),
         (2, "unknown accelerator type 'v9-8'", {}, "v9-8"),
         (31, "pip cannot install uv", failing("-m pip install", fails="no"), _TYPE),
-        (30, "not a TPU host by its metadata", {}, ""),
+        (30, "do not describe a TPU host", {}, ""),
         (32, "uv cannot download Python", failing("uv .* venv ", fails="no"), _TYPE),
         (35, "sees 3 devices on this host; a host of v4-8 has 4", {"devices": 3}, "v4-8"),
         # A healthy slice may reject a check of one host.
@@ -68,7 +68,7 @@ def test_each_failure_of_setup_has_its_code(cloud, code, message, scenario, opti
 def test_setup_leaves_a_running_trainer_alone(cloud):
     here = cloud(number_of_hosts=1, trainer=["waits"])
     here.started()
-    assert "a trainer runs here" in set_up(here, "v4-8", code=34).stderr
+    assert "a trainer is running on this host" in set_up(here, "v4-8", code=34).stderr
 
 
 # --- worker.sh -----------------------------------------------------------------------------------

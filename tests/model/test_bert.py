@@ -139,7 +139,7 @@ def test_remat_and_scan_change_nothing():
         ("scan", "none"),
         ("scan", "dots"),
     ):
-        compute = ComputeConfig(dtype="float32", layers=layers, remat=remat)
+        compute = ComputeConfig(dtype="float32", layer_loop=layers, remat=remat)
         actual = gradients(params, batch, rows_B, compute=compute)
         for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6, err_msg=f"{layers}, {remat}")
@@ -149,8 +149,8 @@ def test_remat_and_scan_change_nothing():
     "changes",
     [
         {},
-        {"gather": "per_layer", "remat": "full"},
-        {"attention": "plain", "layers": "scan", "remat": "dots"},
+        {"weight_gather": "per_layer", "remat": "full"},
+        {"attention": "plain", "layer_loop": "scan", "remat": "dots"},
     ],
     ids=lambda changes: ", ".join(changes.values()) or "default",
 )

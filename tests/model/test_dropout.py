@@ -78,10 +78,10 @@ def test_steps_layers_sites_and_seeds_are_uncorrelated(key):
 
 def test_no_row_repeats_another_shifted(key):
     """Two words identify a row, so no row has the shifted stream of another."""
-    bits = np.asarray(random_bits(key(rows=512), (512, 4096)))
-    assert len(np.unique(bits[:, 0])) == 512
-    # Two shifted copies of one stream would share thousands of values; by chance 2 million draws
-    # from 2^32 share about 512.
+    bits = np.asarray(random_bits(key(rows=256), (256, 2048)))
+    assert len(np.unique(bits[:, 0])) == 256
+    # Two shifted copies of one stream would share thousands of values; by chance half a million
+    # draws from 2^32 share about 32.
     repeated = bits.size - len(np.unique(bits))
     expected = bits.size**2 / 2 / 2**32
     assert abs(repeated - expected) < _DEVIATIONS * np.sqrt(expected)
@@ -138,21 +138,3 @@ def test_shift_add_is_the_formula_in_python(monkeypatch):
             x ^= x >> right
             x += x << left
         assert bits[b, h, i, j] == x % 2**32
-
-
-def test_rectangles_are_uncorrelated(key):
-    """The corners of a rectangle share the hashes of two rows and two columns."""
-    draws = uniform(key(), (16, 256, 256)) - 0.5
-    for down, across in ((1, 1), (1, 128), (64, 3), (128, 128)):
-        corners = draws[:, :-down, :-across] * draws[:, down:, :-across]
-        corners = corners * draws[:, :-down, across:] * draws[:, down:, across:]
-        deviation = (1 / 12) ** 2 / np.sqrt(corners.size)
-        assert abs(corners.mean()) < _DEVIATIONS * deviation, (down, across)
-
-
-def test_row_and_column_means_have_the_variance_of_chance(key):
-    draws = uniform(key(), (16, 256, 256))
-    for axis in (1, 2):
-        z = (draws.mean(axis=axis) - 0.5) * np.sqrt(12 * 256)
-        chi_square = np.sum(z**2)
-        assert abs(chi_square - z.size) < _DEVIATIONS * np.sqrt(2 * z.size), axis

@@ -109,7 +109,7 @@ def test_loss_and_gradients_are_the_same_on_every_mesh(name, monkeypatch):
 
 def _on_mesh(model: ModelConfig, params, batch, shape, layers: str):
     """Returns the loss and the gradients, with parameters stored as they are in training."""
-    compute = ComputeConfig(dtype="float32", layers=layers)
+    compute = ComputeConfig(dtype="float32", layer_loop=layers)
     mesh = mesh_of(shape)
 
     def loss(params, batch):

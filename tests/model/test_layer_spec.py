@@ -101,7 +101,7 @@ def formula(params, batch) -> tuple[np.ndarray, list[np.ndarray]]:
 @pytest.mark.parametrize("layers", ["unroll", "scan"])
 def test_alternating_layers_equal_the_formula(layers, attention):
     params, batch = random_params(_MODEL, _BARE), rows()
-    compute = ComputeConfig(dtype="float32", layers=layers, attention=attention)
+    compute = ComputeConfig(dtype="float32", layer_loop=layers, attention=attention)
     run = functools.partial(bert.apply, config=_MODEL, head=_BARE, compute=compute)
     found = np.asarray(jax.jit(run)(params, batch)["last_hidden_state"])[0]
     expected, _ = formula(params, batch)

@@ -62,8 +62,8 @@ def test_the_gradient_of_z_loss_is_that_of_its_formula():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (['head.parts=["token_classifier"]'], "z_loss is 0.0001, which a task does not read"),
-        (["objective=rtd", 'head.parts=["generator","discriminator"]'], "objective rtd does not"),
+        (['head.parts=["token_classifier"]'], "z_loss is 0.0001, which a task ignores"),
+        (["objective=rtd", 'head.parts=["generator","discriminator"]'], "objective rtd ignores"),
         (["head.parts=[]", "output_bias=log_frequency"], "output_bias is log_frequency, but head"),
         (["output_bias=frequency"], "expected one of zeros, log_frequency"),
         (["optimizer.z_loss=-1"], "optimizer.z_loss: expected float >= 0"),
@@ -130,5 +130,5 @@ def test_a_checkpoints_bias_is_its_own(trained, corpus, tmp_path, has_bias, capl
         fresh = np.asarray(fresh_state(config, opened, mesh).params["mlm"]["bias"])
     wanted = np.asarray(bert_jax.load(trained).params["mlm"]["bias"]) if has_bias else fresh
     np.testing.assert_array_equal(bias, wanted)
-    said = "is the checkpoint's" if has_bias else "is the log frequency of each token"
+    said = "is the checkpoint's" if has_bias else "is initialized with log frequencies"
     assert f"the output bias {said}" in caplog.text

@@ -185,7 +185,7 @@ def test_a_mesh_changes_nothing(mixer, monkeypatch):
     head = HeadConfig(parts=("mlm",))
     params = random_params(model, head)
     batch = random_batch(rows=8, length=12, predictions=3, vocab_size=50)
-    compute = ComputeConfig(dtype="float32", layers="scan")
+    compute = ComputeConfig(dtype="float32", layer_loop="scan")
 
     def loss(params, batch):
         outputs = bert.apply(params, batch, config=model, head=head, compute=compute)
@@ -225,9 +225,9 @@ def test_additive_scores_are_made_one_column_after_the_other():
         ({"mixer": _CONVOLUTION(conv_kernel_size=0)}, "model.mixer.conv_kernel_size: expected"),
         ({"mixer": _GRU(), "hidden_size": 15}, "model.hidden_size is 15; each of two directions"),
         ({"mixer": _GRU(), "attention_window": 8},
-         "model.attention_window is 8, which mixer gru does not read"),
+         "model.attention_window is 8, which mixer gru ignores"),
         ({"mixer": _GRU(), "position_embedding_type": "rotary"},
-         "model.position_embedding_type is rotary, which works in attention"),
+         "model.position_embedding_type is rotary, which only attention"),
         ({"mixer": SelfAttentionOptions(score="additive"), "position_embedding_type": "rotary"},
          "model.position_embedding_type is rotary, which works on the product"),
         ({"mixer": SelfAttentionOptions(score="cosine")}, "model.mixer.score is 'cosine'; choose"),

@@ -239,11 +239,11 @@ def test_buckets_of_distances():
         (["rope_theta=500"], "model.rope_theta is 500.0, which has an effect with"),
         (
             ["position_embedding_type=rotary", "hidden_size=36"],
-            "makes heads of 3 of a width of 36; rotary turns",
+            "head size of 3 for a hidden_size of 36; rotary",
         ),
         (
             ["position_embedding_type=sinusoidal", "hidden_size=15", "num_attention_heads=3"],
-            "model.hidden_size is 15; sines and cosines",
+            "model.hidden_size is 15; sinusoidal",
         ),
         (
             ["position_embedding_type=alibi", "max_position_embeddings=64"],

@@ -98,7 +98,7 @@ def test_training_is_the_same_on_every_mesh(on_one_device, shape):
     steps = 6 if shape[2] > 1 and shape[0] == 1 else 20
     # One of the meshes has its weights gathered by layer.
     gather = "per_layer" if shape == (1, 2, 4) else "per_step"
-    compute = dataclasses.replace(_CONFIG.compute, gather=gather)
+    compute = dataclasses.replace(_CONFIG.compute, weight_gather=gather)
     config = dataclasses.replace(_CONFIG, compute=compute)
     assert_same_run(on_one_device, train(config, shape, steps=steps))
 
@@ -109,7 +109,7 @@ def test_training_is_the_same_on_every_mesh(on_one_device, shape):
         (MeshConfig(shard_weights=False), {}),
         (
             MeshConfig(),
-            {"gather": "per_layer", "layers": "scan", "remat": "full", "loss_slices": 3},
+            {"weight_gather": "per_layer", "layer_loop": "scan", "remat": "full", "loss_slices": 3},
         ),
     ],
     ids=["replicated", "fully sharded, scanned, rematerialised, loss in slices"],
@@ -256,7 +256,7 @@ def test_a_tensor_axis_that_does_not_divide_is_refused(field, shape):
 
 
 def test_a_mesh_that_does_not_cover_the_devices_is_refused():
-    with pytest.raises(ValueError, match="a mesh of 2 x 3 x 1"):
+    with pytest.raises(ValueError, match=r"mesh\.slices=2 x mesh\.fsdp=3"):
         sharding.make_mesh(slices=2, fsdp=3, tensor=1)
 
 
@@ -314,5 +314,5 @@ def test_a_gradient_is_summed_after_every_use_and_one_axis_after_the_other(shape
 def test_a_batch_must_divide_over_the_devices():
     mesh = mesh_of(8)
     assert sharding.rows_per_device(mesh, 24) == 3
-    with pytest.raises(ValueError, match="20 rows do not divide over 8 devices"):
+    with pytest.raises(ValueError, match=r"20 rows .*8 devices"):
         sharding.rows_per_device(mesh, 20)

@@ -137,5 +137,5 @@ def test_an_objective_that_reads_whole_scores_is_refused():
     changes = ["objective=rtd", 'head.parts=["generator","discriminator"]']
     config = config_loader.override(TrainConfig(), ["compute.loss_slices=8"])
     assert validate(config) is config
-    with pytest.raises(UsageError, match="loss_slices is set, but objective rtd reads whole"):
+    with pytest.raises(UsageError, match="loss_slices is above 1; objective rtd needs 1"):
         validate(config_loader.override(config, changes))

@@ -48,7 +48,7 @@ def config_of(**changes) -> TrainConfig:
         "objective": "contrastive",
         "model": MODEL,
         "compute": ComputeConfig(dtype="float32"),
-        "data": DataConfig(rows="crops"),
+        "data": DataConfig(sequence_format="crops"),
         "embedding": EmbeddingConfig(loss=InfoNCE(symmetric=True), dims=(16, 8)),
         "phases": (PhaseConfig(sequence_length=32, steps=4, global_batch_size=16),),
     }
@@ -88,7 +88,7 @@ def losses(config: TrainConfig, shape=1, *, steps: int = 4) -> tuple[list[float]
 
 
 def test_the_batch_is_that_of_its_fields():
-    config = config_of(data=DataConfig(rows="crops", packing="best_fit"))
+    config = config_of(data=DataConfig(sequence_format="crops", packing="best_fit"))
     batch = pipeline_of(config).batch_at(0, range(16))
     phase = config.phases[0].resolved(0.15, packing="best_fit")
     expected = signature(CONTRASTIVE.fields, phase, rows=16)
@@ -113,7 +113,7 @@ def test_microbatches_and_meshes_change_no_number(shape, microbatches):
 
 def test_packed_pairs_have_the_loss_of_one_pair_per_row():
     model = dataclasses.replace(MODEL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    packed = config_of(model=model, data=DataConfig(rows="crops", packing="best_fit"))
+    packed = config_of(model=model, data=DataConfig(sequence_format="crops", packing="best_fit"))
     batch = pipeline_of(packed).batch_at(0, range(16))
     params = bert.init_params(model, packed.head, seed=0)
     found = CONTRASTIVE.forward(params, batch, config=packed, key=None)
@@ -164,11 +164,11 @@ def test_memory_does_not_follow_the_batch():
         ("embedding.dims", {"embedding": EmbeddingConfig(dims=(8, 16))}),
         ("embedding.dims", {"embedding": EmbeddingConfig(dims=(32,))}),
         ("embedding.query_prompt", {"embedding": EmbeddingConfig(query_prompt="query: ")}),
-        ("data.rows", {"data": DataConfig(rows="documents")}),
+        ("data.sequence_format", {"data": DataConfig(sequence_format="documents")}),
         (
-            "data.rows",
+            "data.sequence_format",
             {
-                "data": DataConfig(rows="same"),
+                "data": DataConfig(sequence_format="same"),
                 "model": dataclasses.replace(
                     MODEL, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
                 ),
@@ -192,7 +192,7 @@ def test_the_section_needs_the_objective():
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     text, corpus = tiny_corpus.write(folder / "text.txt"), folder / "corpus"
-    command = ["prepare", "--source", str(text), "--output", str(corpus), "--vocab-size", "240"]
+    command = ["prepare", "--source", str(text), "--output-dir", str(corpus), "--vocab-size", "240"]
     assert main([*command, "--validation-fraction", "0.2"]) == 0
     return corpus
 
@@ -223,6 +223,6 @@ def test_a_run_is_cut_and_resumes_with_the_same_bits(corpus, tmp_path, monkeypat
     assert_same_bits(arrays_of(whole, 8), arrays_of(cut, 8))
 
     capsys.readouterr()
-    assert main(["evaluate", "--json", "--checkpoint", str(whole), "--corpus", str(corpus)]) == 0
+    assert main(["evaluate", "--json", str(whole), "--corpus", str(corpus)]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert 0 < figures["contrastive_loss"] < 20 and 0 <= figures["contrastive_accuracy"] <= 1

@@ -27,7 +27,7 @@ _CONFIG = tiny_config(
     checkpoint=CheckpointConfig(every_steps=6),
 )
 _SET = (
-    "objective=mlm", "data.rows=full_sentences", "model.type_vocab_size=1",
+    "objective=mlm", "data.sequence_format=full_sentences", "model.type_vocab_size=1",
     "model.num_hidden_layers=1", "phases.0.masked_lm_prob=0.3", "optimizer.z_loss=1e-4",
     "output_bias=log_frequency",
 )  # fmt: skip
@@ -63,7 +63,7 @@ def test_it_trains_is_interrupted_resumes_evaluates_and_reports(
     first = rows_of(whole)[0]["mlm_loss"]
     assert abs(first - entropy) < 0.25 < np.log(240) - entropy
     capsys.readouterr()
-    assert main(["evaluate", "--json", "--checkpoint", str(whole), "--corpus", str(corpus)]) == 0
+    assert main(["evaluate", "--json", str(whole), "--corpus", str(corpus)]) == 0
     figures = json.loads(capsys.readouterr().out)
     last = rows_of(whole, "validation")[-1]
     assert figures["mlm_loss"] == pytest.approx(last["mlm_loss"], rel=1e-6)

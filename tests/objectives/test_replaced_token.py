@@ -276,7 +276,7 @@ def test_a_run_is_cut_and_goes_on_to_the_same_bits(corpus, tmp_path, monkeypatch
     assert len(figures) == 1 and all(0 < row["rtd_auc"] < 1 for row in figures)
 
     capsys.readouterr()
-    assert main(["evaluate", "--json", "--checkpoint", str(whole), "--corpus", str(corpus)]) == 0
+    assert main(["evaluate", "--json", str(whole), "--corpus", str(corpus)]) == 0
     again = json.loads(capsys.readouterr().out)
     for name in ("loss", "rtd_auc", "sampled_accuracy"):
         assert again[name] == pytest.approx(figures[-1][name], rel=1e-6), name

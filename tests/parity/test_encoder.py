@@ -10,7 +10,6 @@ import pytest
 
 from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
 from bert_jax.model import bert
-from bert_jax.model.positions import distance_bias
 from bert_jax.registry import POSITIONS
 from tests.models import random_params
 
@@ -56,7 +55,7 @@ def compare(model: ModelConfig, *, layers: str = "unroll") -> None:
     from tests.torch_encoder import masked_lm_logits, tensors_of
 
     params, arrays = random_params(model, _MLM, seed=1), batch()
-    compute = ComputeConfig(dtype="float32", layers=layers)
+    compute = ComputeConfig(dtype="float32", layer_loop=layers)
 
     def loss(params):
         outputs = bert.apply(params, arrays, config=model, compute=compute, head=_MLM)
@@ -132,21 +131,3 @@ _BLOCKS = {
 def test_blocks_equal_torch(name):
     layers = "scan" if name.startswith("like") else "unroll"
     compare(dataclasses.replace(_MODEL, **_BLOCKS[name]), layers=layers)
-
-
-def test_buckets_are_those_of_t5():
-    from transformers.models.t5.modeling_t5 import T5Attention
-
-    far = np.arange(-600, 601)
-    theirs = T5Attention._relative_position_bucket(torch.tensor(far))
-    np.testing.assert_array_equal(distance_bias.t5_buckets(far), theirs)
-    # What the model looks up beyond the farthest distance is the same bucket.
-    clipped = np.clip(far, -128, 128)
-    np.testing.assert_array_equal(distance_bias.t5_buckets(far), distance_bias.t5_buckets(clipped))
-
-
-@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 20])
-def test_slopes_are_those_of_bloom(heads):
-    from tests.torch_encoder import _slopes
-
-    np.testing.assert_allclose(distance_bias.alibi_slopes(heads), _slopes(heads), atol=1e-6, rtol=0)

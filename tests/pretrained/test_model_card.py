@@ -62,13 +62,13 @@ def test_family_data_and_steps(card, exported, corpus):
 
 def test_the_figures_are_those_of_the_log(card, trained):
     last = [r for r in log_reader.read_rows(trained) if r.get("split")][-1]
-    rows = cells(card, "Held-out figures")
+    rows = cells(card, "Validation metrics")
     assert f"Step {last['step']:,}." in card and len(rows) > 2
     assert float(rows[0][1]) == pytest.approx(last["mlm_loss"], rel=1e-3)
 
 
 def test_the_license_is_the_users(trained, tmp_path):
-    command = ["export", "--checkpoint", str(trained), "--output", str(tmp_path / "hf")]
+    command = ["export", str(trained), "--output-dir", str(tmp_path / "hf")]
     assert main([*command, "--license", "apache-2.0"]) == 0
     text = (tmp_path / "hf" / "README.md").read_text()
     assert yaml.safe_load(text.split("---")[1])["license"] == "apache-2.0"

@@ -18,13 +18,13 @@ _STAYS = (
     "modern_small_cpu",
     "model.first_norm=true",
     "model.type_vocab_size=2",
-    "data.rows=sentence_pairs",
+    "data.sequence_format=sentence_pairs",
     "objective=mlm+nsp",
 )
 _REMEDIES = (
     "model.type_vocab_size=0",
     "model.first_norm=false",
-    "data.rows=full_sentences",
+    "data.sequence_format=full_sentences",
     "objective=mlm",
 )
 _SMALL = {
@@ -70,12 +70,15 @@ def test_a_config_says_whether_it_can_leave(tmp_path):
 
 def test_it_is_said_before_anything_begins(capsys):
     name, *changes = _STAYS
-    assert main(["show", name, *(word for change in changes for word in ("--set", change))]) == 0
+    assert (
+        main(["config", "show", name, *(word for change in changes for word in ("--set", change))])
+        == 0
+    )
     shown = capsys.readouterr()
     assert json.loads(shown.out)["name"] == name
     assert shown.err.startswith("note: transformers cannot load this model: model.type_vocab_size")
     assert shown.err.count("--set ") == len(_REMEDIES)
     found = settings.export(load_config(name, changes))
     assert found.result == "warned" and found.remedy.count("set ") == len(_REMEDIES)
-    assert main(["show", "bert_base"]) == 0
+    assert main(["config", "show", "bert_base"]) == 0
     assert not capsys.readouterr().err

@@ -151,9 +151,9 @@ def test_processes_of_different_programs_do_not_start(tmp_path, corpus):
 @pytest.mark.parametrize(
     ("connection", "message"),
     [
-        (Connection(detect=True, num_processes=2), "leave out either"),
-        (Connection(coordinator="host:1"), "come together"),
-        (Connection(coordinator="host:1", num_processes=2, process_id=2), "between 0 and 1"),
+        (Connection(detect=True, num_processes=2), "detects the processes itself"),
+        (Connection(coordinator="host:1"), "set all of"),
+        (Connection(coordinator="host:1", num_processes=2, process_id=2), "from 0 to 1"),
         (Connection(coordinator="host", num_processes=2, process_id=0), "HOST:PORT"),
     ],
 )
@@ -170,5 +170,5 @@ def test_no_cluster_is_a_usage_error(tmp_path, corpus):
         cwd=_ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "no cluster was found here" in done.stderr
+    assert "no cluster detected" in done.stderr
     assert not (tmp_path / "workdir").exists()

@@ -203,10 +203,10 @@ def test_a_certificate_that_is_not_accepted_ends_the_command(
 ):
     """A request that is repeated meets the same certificate: the code is not 75."""
     addresses, trusted = untrusted
-    from bert_jax_lab.cli import show
+    from bert_jax_lab.cli import config as config_verb
 
-    monkeypatch.setattr(show, "run", lambda _: ask(addresses[wrong], trusted))
-    assert main(["show", "tiny_docs_cpu"]) == StorageFailed.exit_code
+    monkeypatch.setattr(config_verb, "run", lambda _: ask(addresses[wrong], trusted))
+    assert main(["config", "show", "tiny_docs_cpu"]) == StorageFailed.exit_code
     (line,) = capsys.readouterr().err.splitlines()
     assert wrong in line.lower().replace("certificate has ", "") and "SSL_CERT_FILE" in line
     with pytest.raises(StorageFailed, match="SSL_CERT_FILE"), storage.failures("gs://b/run"):
@@ -227,7 +227,7 @@ def test_asking_again(monkeypatch):
 
     assert network.retrying(ask, name="it", patience=60) == "here" and slept == [1, 2]
     slept.clear()
-    with pytest.raises(Unreachable, match=r"it does not answer: TimeoutError\. Nothing"):
+    with pytest.raises(Unreachable, match=r"it does not answer: TimeoutError\. Stored files"):
         network.retrying(lambda: (_ for _ in ()).throw(TimeoutError()), name="it", patience=60)
     assert 30 <= sum(slept) <= 60
     # What is not the network's is raised at once, as it is.
@@ -278,16 +278,16 @@ def test_an_unreachable_metadata_server_is_asked_again_and_then_75(monkeypatch):
 
 
 def test_the_command_line_ends_with_75(tmp_path, monkeypatch, capsys):
-    from bert_jax_lab.cli import show
+    from bert_jax_lab.cli import config as config_verb
 
     for error in (TimeoutError(errno.ETIMEDOUT, "timed out"), HttpError(503)):
 
         def fail(_, error=error):
             raise error
 
-        monkeypatch.setattr(show, "run", fail)
-        assert main(["show", "tiny_docs_cpu"]) == 75
-        assert "the network fails; try again later" in capsys.readouterr().err
+        monkeypatch.setattr(config_verb, "run", fail)
+        assert main(["config", "show", "tiny_docs_cpu"]) == 75
+        assert "network failure; try again later" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("in_cloud", "code"), [(True, 75), (False, 7)])

@@ -96,7 +96,7 @@ def test_a_signal_is_a_request_that_interrupts_a_wait(number, kind, codes, capsy
         with pytest.raises(kind, match="; step 3 is saved") as caught:
             preemption.wait(Future())
         assert type(caught.value) is kind and codes.empty()
-    assert "saves and ends after this: the current step" in capsys.readouterr().err
+    assert "saving and ending after the current step" in capsys.readouterr().err
 
 
 def test_a_second_interrupt_ends_at_once(codes, capsys):
@@ -107,7 +107,7 @@ def test_a_second_interrupt_ends_at_once(codes, capsys):
         assert codes.empty()
         signal.raise_signal(signal.SIGINT)
         assert codes.get(timeout=HUNG) == 130
-    assert "interrupted again: ends without saving; step 2 is saved\n" in capsys.readouterr().err
+    assert "interrupted again: ending without saving; step 2 is saved\n" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -35,9 +35,9 @@ def files(shared) -> Path:
 
 def command(files: Path, workdir: Path | str, *more: str) -> list[str]:
     return [
-        *("finetune", "--checkpoint", str(files / "encoder"), "--task", "sst2"),
+        *("finetune", str(files / "encoder"), "--task", "sst2"),
         *("--data", str(files / "sst2"), "--workdir", str(workdir), "--epochs", "2"),
-        *("--learning-rate", "5e-3", "--batch-size", "16", "--length", "24", "--restarts", "0"),
+        *("--learning-rate", "5e-3", "--batch-size", "16", "--max-length", "24", "--restarts", "0"),
         *("--set", "log_every_steps=1", "--set", "checkpoint.every_steps=5", *more),
     ]
 

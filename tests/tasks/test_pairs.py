@@ -17,7 +17,7 @@ from bert_jax.registry import TASKS
 from bert_jax.tasks.task import task_of
 from tests import tiny_tasks
 
-_FAST = ["--length", "16", "--batch-size", "8", "--learning-rate", "2e-3", "--epochs", "6"]
+_FAST = ["--max-length", "16", "--batch-size", "8", "--learning-rate", "2e-3", "--epochs", "6"]
 _FAST += ["--set", "optimizer.bias_correction=true", "--set", "evaluation.every_steps=0"]
 _FAST += ["--seed", "1"]
 
@@ -33,7 +33,7 @@ def write(path, rows):
 
 
 def finetune(encoder, home, *options):
-    command = ["finetune", "--checkpoint", str(encoder), "--workdir", str(home), *_FAST]
+    command = ["finetune", str(encoder), "--workdir", str(home), *_FAST]
     return main([*command, *map(str, options)])
 
 
@@ -80,8 +80,19 @@ def test_pairs_are_learned_scored_and_exported_with_their_prompts(encoder, tmp_p
         if other != noun
     ]
     train = write(tmp_path / "train.jsonl", rows)
-    options = ["--task", "pairs", "--train", train, "--dev", train, "--text", "q", "--text", "d"]
-    options += ["--text", "n", "--query-prompt", "who ", "--document-prompt", "a "]
+    options = [
+        "--task",
+        "pairs",
+        "--train",
+        train,
+        "--dev",
+        train,
+        "--text-column",
+        "q",
+        "--text-column",
+        "d",
+    ]
+    options += ["--text-column", "n", "--query-prompt", "who ", "--document-prompt", "a "]
     options += ["--set", "embedding.dims=[16]", "--set", "optimizer.gradient_accumulation_steps=2"]
     assert finetune(encoder, tmp_path / "run", *options, "--json") == 0
     scores = json.loads((tmp_path / "run/result.json").read_text())["scores"]["dev"]
@@ -89,7 +100,7 @@ def test_pairs_are_learned_scored_and_exported_with_their_prompts(encoder, tmp_p
 
     texts = tmp_path / "texts.txt"
     texts.write_text("where is the cat\nthe cat lives in rome .\n")
-    export = ["export", "--checkpoint", str(tmp_path / "run"), "--output", str(tmp_path / "st")]
+    export = ["export", str(tmp_path / "run"), "--output-dir", str(tmp_path / "st")]
     assert main(export) == 0
     settings = json.loads((tmp_path / "st/config_sentence_transformers.json").read_text())
     assert settings["prompts"] == {"query": "who ", "document": "a "}
@@ -111,12 +122,12 @@ def test_similarities_follow_their_scores(encoder, tmp_path, capsys):
         score = len({*one} & {*other})
         rows.append({"a": " ".join(one), "b": " ".join(other), "label": score})
     train = write(tmp_path / "train.jsonl", rows)
-    options = ["--task", "similarity", "--train", train, "--dev", train, "--text", "a"]
-    assert finetune(encoder, tmp_path / "run", *options, "--text", "b", "--json") == 0
+    options = ["--task", "similarity", "--train", train, "--dev", train, "--text-column", "a"]
+    assert finetune(encoder, tmp_path / "run", *options, "--text-column", "b", "--json") == 0
     found = json.loads((tmp_path / "run/result.json").read_text())["scores"]["dev"]
     capsys.readouterr()
     assert found["spearman"] > 0.5
-    predict = ["predict", "--checkpoint", str(tmp_path / "run"), "--input", str(train)]
+    predict = ["predict", str(tmp_path / "run"), "--input", str(train)]
     assert main(predict) == 0
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     vectors = {}

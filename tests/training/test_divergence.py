@@ -14,6 +14,7 @@ from bert_jax.errors import Diverged
 from bert_jax.objectives.mlm import MLM
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.objectives.objective import Objective
+from bert_jax.training import divergence
 from bert_jax.training.divergence import Divergence
 from bert_jax.training.loop import Run
 from tests import tiny_corpus
@@ -57,8 +58,10 @@ def test_a_loss_that_stays_too_high_is_warned_and_stopped():
     assert len(warnings_of([11.0] * 30 + [4.0] + [11.0] * 30)) == 2
 
 
-def test_a_diverged_run_ends_with_its_code(tmp_path, corpus, capsys):
+def test_a_diverged_run_ends_with_its_code(tmp_path, corpus, capsys, monkeypatch):
+    monkeypatch.setattr(divergence, "_STEPS_UNTIL_END", 30)
     config = tiny_corpus.tiny_config(
+        model=dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1),
         optimizer=OptimizerConfig(learning_rate=10.0, warmup_steps=2),
         phases=(
             PhaseConfig(sequence_length=32, steps=300, global_batch_size=8, max_predictions=5),

@@ -197,8 +197,8 @@ def test_a_corpus_that_was_prepared_again_is_said(trained, corpus, tmp_path, cap
     assert main(["evaluate", str(moved)]) == 0
     found = open_corpus(again).fingerprint[:12], open_corpus(corpus).fingerprint[:12]
     err = capsys.readouterr().err
-    assert f"the text of {again} is not that any more which {moved} was trained on" in err
-    assert "{}, and not {}".format(*found) in err
+    assert f"corpus {again} has changed since {moved} was trained" in err
+    assert "{}, was {}".format(*found) in err
 
 
 def test_a_corpus_that_was_moved_is_asked_for(trained, corpus, tmp_path, capsys):
@@ -206,11 +206,11 @@ def test_a_corpus_that_was_moved_is_asked_for(trained, corpus, tmp_path, capsys)
     stored = json.loads((moved / "config.json").read_text())
     stored["corpus"] |= {"directory": str(gone), "absolute": str(gone)}
     (moved / "config.json").write_text(json.dumps(stored))
-    for more in ([], [str(trained)], ["--like", str(moved)]):
+    for more in ([], [str(trained)], ["--eval-set-from", str(moved)]):
         assert main(["evaluate", str(moved), *more]) == 2
         said = capsys.readouterr().err
-        assert f"was trained on the corpus {gone}, which is not there any more" in said
-        assert "name its new place with --corpus" in said and "prepare" not in said
+        assert f"was trained on the corpus {gone}, which is missing" in said
+        assert "name its new path with --corpus" in said and "prepare" not in said
     assert main(["evaluate", str(moved), "--corpus", str(corpus)]) == 0
 
 
@@ -224,7 +224,7 @@ def unusual(trained, tmp_path_factory):
     shutil.copytree(trained, workdir)
     stored = json.loads((workdir / "config.json").read_text())
     config = stored["config"]
-    config["data"] |= {"mask": "whole_words", "masked_lm_prob": 0.2, "random_next_prob": 0.3}
+    config["data"] |= {"masking": "whole_words", "masked_lm_prob": 0.2, "random_next_prob": 0.3}
     config["phases"][-1] |= {"sequence_length": 24, "max_predictions": 4}
     config["compute"]["dtype"] = "bfloat16"
     (workdir / "config.json").write_text(json.dumps(stored))
@@ -235,7 +235,7 @@ def unusual(trained, tmp_path_factory):
 def copies(unusual, tmp_path_factory):
     """The same parameters as a workdir and as its export."""
     hf = tmp_path_factory.mktemp("copies") / "hf"
-    assert main(["export", "--checkpoint", str(unusual), "--output", str(hf)]) == 0
+    assert main(["export", str(unusual), "--output-dir", str(hf)]) == 0
     return unusual, hf
 
 
@@ -255,7 +255,7 @@ def test_a_spoilt_model_has_no_score(copies, corpus, tmp_path, capsys):
     for form in ([], ["--json"]):
         assert main(["evaluate", str(spoilt), "--corpus", str(corpus), *form]) == 6
         said = capsys.readouterr()
-        assert f"held-out losses of {spoilt} are not finite" in said.err and not said.out
+        assert f"{spoilt} is not finite" in said.err and not said.out
 
 
 def test_the_same_parameters_have_the_same_score(copies, corpus):
@@ -291,7 +291,7 @@ def test_two_models_are_compared_on_the_rows_of_the_run(copies, exported, corpus
     alone = json_of(capsys, "evaluate", "--json", foreign, "--corpus", corpus)
     assert alone["rows_of"] is None and alone["mask"] == "tokens"
     assert "its run is not known" not in capsys.readouterr().out
-    like = json_of(capsys, "evaluate", "--json", foreign, "--like", copies[0])
+    like = json_of(capsys, "evaluate", "--json", foreign, "--eval-set-from", copies[0])
     whole = evaluate_checkpoint(copies[0], corpus)
     assert like["rows_of"] == str(copies[0])
     assert like["mlm_loss"] == pytest.approx(whole["mlm_loss"], rel=1e-5)
@@ -307,18 +307,17 @@ def test_a_workdir_knows_its_corpus_and_prints_a_table(trained, capsys):
     assert main(["evaluate", str(trained)]) == 0
     out = capsys.readouterr().out
     assert f"{last['mlm_loss']:.3f} nats" in out and "unigram entropy" in out
-    short = json_of(capsys, "evaluate", "--json", trained, "--length", 16)
+    short = json_of(capsys, "evaluate", "--json", trained, "--max-length", 16)
     assert short["sequence_length"] == 16 and short["mlm_loss"] != last["mlm_loss"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "name a checkpoint, such as: bert-jax evaluate runs/base"),
-        (("{hf}",), "knows no corpus; name one with --corpus"),
-        (("{hf}", "--length", "4"), "--length 4: it must be at least 8"),
-        (("{run}", "--length", "512"), "has 48 positions, and rows have 512 tokens"),
-        (("{run}", "--like", "{corpus}"), "is no workdir; name the workdir of a run"),
+        (("{hf}",), "records no corpus; name one with --corpus"),
+        (("{hf}", "--max-length", "4"), "--max-length 4: it must be at least 8"),
+        (("{run}", "--max-length", "512"), "has 48 positions, but the rows have 512 tokens"),
+        (("{run}", "--eval-set-from", "{corpus}"), "is not a workdir; name the workdir of a run"),
     ],
 )
 def test_what_cannot_be_evaluated(arguments, said, trained, exported, corpus, capsys):
@@ -342,6 +341,6 @@ def test_a_run_without_phases_is_named(trained, exported, tmp_path, capsys):
     stored = json.loads((home / "config.json").read_text())
     stored["config"]["phases"] = []
     (home / "config.json").write_text(json.dumps(stored))
-    for arguments in ([home], [exported, "--like", home]):
+    for arguments in ([home], [exported, "--eval-set-from", home]):
         assert main(["evaluate", *map(str, arguments)]) == 2
         assert "phases is empty" in capsys.readouterr().err

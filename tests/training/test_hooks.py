@@ -1,5 +1,6 @@
 """Hooks: their requests are obeyed, by an interrupted run as by an uninterrupted one."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -18,18 +19,20 @@ from tests import tiny_corpus
 from tests.states import arrays_of, assert_same_bits
 
 _STEPS, _EVERY = 60, 6
-# Learning rate and warm-up steps: it grows to be far too high, and the first evaluations are best.
-_GROWING = 0.3, _STEPS - 1
+# It grows during the whole run to be far too high, so that the first evaluations are best.
+_RATE = 0.3
 
 
-def write(path: Path, *hooks: Any, rates: tuple[float, int] = (5e-3, 2)) -> list[str]:
+def write(path: Path, *hooks: Any) -> list[str]:
     """Returns the command that trains for 60 steps, evaluated every 6 and saved every 20."""
+    model = dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1)
     config = tiny_corpus.tiny_config(
         hooks=hooks,
+        model=model,
         phases=(
             PhaseConfig(sequence_length=32, steps=_STEPS, global_batch_size=8, max_predictions=5),
         ),
-        optimizer=OptimizerConfig(learning_rate=rates[0], warmup_steps=rates[1]),
+        optimizer=OptimizerConfig(learning_rate=_RATE, warmup_steps=_STEPS - 1),
         evaluation=EvaluationConfig(every_steps=_EVERY, num_examples=16, batch_size=16),
         checkpoint=CheckpointConfig(every_steps=20, keep_last=1),
         log_every_steps=1,
@@ -55,9 +58,7 @@ def interrupted(command: list[str], at: int) -> None:
 
 
 def test_the_best_checkpoint_is_kept_named_and_loaded(tmp_path, corpus, capsys):
-    command = write(
-        tmp_path / "best.json", {"kind": "best_checkpoint", "figure": "mlm_loss"}, rates=_GROWING
-    )
+    command = write(tmp_path / "best.json", {"kind": "best_checkpoint", "figure": "mlm_loss"})
     command += ["--corpus", str(corpus), "--workdir"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert main([*command, str(whole)]) == 0
@@ -71,11 +72,11 @@ def test_the_best_checkpoint_is_kept_named_and_loaded(tmp_path, corpus, capsys):
     }
 
     capsys.readouterr()
-    checked = ["evaluate", "--json", "--corpus", str(corpus), "--checkpoint"]
+    checked = ["evaluate", "--json", "--corpus", str(corpus)]
     assert main([*checked, f"{whole}@best"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == best and found["mlm_loss"] == pytest.approx(losses[best], rel=1e-6)
-    exported = ["export", "--format", "hf", "--checkpoint", f"{whole}@best", "--output"]
+    exported = ["export", "--format", "hf", f"{whole}@best", "--output-dir"]
     assert main([*exported, str(tmp_path / "hf")]) == 0
 
     # An interrupted run has the same evaluations, the same best step, and the same bits of both.
@@ -93,13 +94,13 @@ def test_the_best_checkpoint_is_kept_named_and_loaded(tmp_path, corpus, capsys):
 
 
 def test_without_the_hook_no_step_is_best(trained, corpus, capsys):
-    assert main(["evaluate", "--corpus", str(corpus), "--checkpoint", f"{trained}@best"]) == 2
+    assert main(["evaluate", "--corpus", str(corpus), f"{trained}@best"]) == 2
     assert "no best step" in capsys.readouterr().err
 
 
 def test_a_run_stops_early_and_logs_the_reason(tmp_path, corpus, capsys):
     hook = {"kind": "early_stopping", "figure": "mlm_loss", "patience": 3}
-    command = write(tmp_path / "early.json", hook, rates=_GROWING)
+    command = write(tmp_path / "early.json", hook)
     command += ["--corpus", str(corpus), "--workdir"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert main([*command, str(whole), "--json"]) == 0

@@ -33,7 +33,7 @@ def product_flops(jaxpr) -> int:
 
 
 # As the first case, but for the loop: fewer blocks show that as well.
-_UNROLLED = ["compute.layers=unroll", "model.num_hidden_layers=3"]
+_UNROLLED = ["compute.layer_loop=unroll", "model.num_hidden_layers=3"]
 _GATED = [
     "model.feed_forward=gated",
     "model.norm_placement=pre",
@@ -41,7 +41,7 @@ _GATED = [
 ]
 # Two blocks of 16 keys for each query; layers 0 and 3 are global.
 _LOCAL = [
-    "compute.layers=unroll",
+    "compute.layer_loop=unroll",
     "model.num_hidden_layers=4",
     "model.attention_window=16",
     "model.global_attention_every_n_layers=3",
@@ -52,8 +52,8 @@ _LOCAL = [
 @pytest.mark.parametrize(
     ("name", "phase_index", "changes"),
     [
-        ("bert_base", 0, ["compute.layers=scan"]),
-        ("bert_large", 1, ["compute.layers=scan"]),
+        ("bert_base", 0, ["compute.layer_loop=scan"]),
+        ("bert_large", 1, ["compute.layer_loop=scan"]),
         ("bert_base", 0, _UNROLLED),
         ("bert_base", 0, _LOCAL),
         ("bert_base", 0, [*_UNROLLED, *_GATED]),

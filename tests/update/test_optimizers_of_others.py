@@ -11,7 +11,7 @@ from bert_jax.config import Optimizer, OptimizerConfig, Schedule
 from bert_jax.model import sharding
 from bert_jax.registry import SCHEDULES
 from bert_jax.update import muon, optimizers
-from bert_jax.update.schedules import WarmupStableDecay, learning_rate
+from bert_jax.update.schedules import learning_rate
 from tests.batches import mesh_of
 from tests.optimizer_gradients import (
     RATES,
@@ -160,17 +160,3 @@ def test_schedules_at_their_bends(name, warmup):
         off = abs(np.float64(ours) - exact) / np.spacing(np.float32(max(exact, _FLOOR * _RATE)))
         assert off <= units, (step, ours, exact)
     assert float(rate_of(jnp.int32(0))) == (0.0 if warmup else pytest.approx(_RATE, rel=1e-6))
-
-
-@pytest.mark.parametrize(
-    ("done", "left"), [(0.1, 0.684), (0.25, 0.5), (0.5, 0.293), (0.75, 0.134), (1.0, 0.0)]
-)
-def test_one_minus_the_root_as_published(done, left):
-    """The rate that is left after a share of the decay."""
-    config = OptimizerConfig(
-        schedule=WarmupStableDecay(decay_steps=400), learning_rate=1.0, warmup_steps=100
-    )
-    step = jnp.int32(_TOTAL - 400 + 400 * done)
-    assert float(learning_rate(step, config=config, total_steps=_TOTAL)) == pytest.approx(
-        left, abs=5e-4
-    )

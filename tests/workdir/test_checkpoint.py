@@ -211,7 +211,7 @@ def test_a_damaged_step_is_reported(tmp_path, two_steps):
         assert [name for name, _ in errors] == ["NoUsableCheckpoint"] * 2, workdir
         for _, message in errors:
             assert message.startswith(f"checkpoint {workdir}/checkpoints/2 cannot be read: ")
-            assert "\n" not in message and "there are 1" in message
+            assert "\n" not in message and "available: 1" in message
 
 
 def test_a_step_of_another_model_is_reported(tmp_path, saved):
@@ -224,5 +224,5 @@ def test_a_step_of_another_model_is_reported(tmp_path, saved):
 
 
 def test_a_missing_step_is_reported(saved):
-    with pytest.raises(NoUsableCheckpoint, match="there are 1, 2"):
+    with pytest.raises(NoUsableCheckpoint, match="available: 1, 2"):
         checkpoint.load_part(saved, "params", step=3, config=_CONFIG, mesh=mesh_of(1))

@@ -147,11 +147,8 @@ def test_a_run_in_a_bucket_resumes_on_another_machine(tmp_path, cloud, corpus):
     found = run_in_turn(
         cloud,
         tmp_path / "three",
-        *(
-            ("evaluate", "--json", "--checkpoint", at, "--corpus", str(corpus))
-            for at in (*there, *nowhere)
-        ),
-        ("evaluate", "--json", there[0], "--like", there[1], "--corpus", str(corpus)),
+        *(("evaluate", "--json", at, "--corpus", str(corpus)) for at in (*there, *nowhere)),
+        ("evaluate", "--json", there[0], "--eval-set-from", there[1], "--corpus", str(corpus)),
     )
     code, out, err = found.pop()
     assert code == 0 and json.loads(out)["rows_of"] == there[1], err
@@ -161,13 +158,11 @@ def test_a_run_in_a_bucket_resumes_on_another_machine(tmp_path, cloud, corpus):
         assert json.loads(out)["step"] == 120
         assert json.loads(out)["mlm_loss"] == last["mlm_loss"]
     for place, (code, _, err) in zip(nowhere, found[2:], strict=True):
-        assert code == 2 and f"--checkpoint {place}: there is no" in err
+        assert code == 2 and f"{place}: no workdir" in err
 
     # The mean of its steps, read from the bucket.
     mean = tmp_path / "mean"
-    averaged = run(
-        cloud, tmp_path / "three", "average", "--checkpoint", there[0], "--output", str(mean)
-    )
+    averaged = run(cloud, tmp_path / "three", "average", there[0], "--output-dir", str(mean))
     assert averaged.returncode == 0, averaged.stderr
     assert "the mean of 3 checkpoints, step 120" in averaged.stdout
 
@@ -348,29 +343,6 @@ def test_errors_of_a_bucket_are_failures_of_storage(tmp_path, monkeypatch):
     for place in ("s3://b/run", "gs://bucket", "gs://b/../run", "gs://b/run*"):
         with pytest.raises(UsageError, match="gs://BUCKET/PATH"):
             location.opened(place)
-
-
-@pytest.mark.chaos
-def test_fine_tuning_in_a_bucket_resumes_on_another_machine(cloud, tmp_path):
-    """Attempts, results and checkpoints are in the bucket; another machine only reports them."""
-    from tests import tiny_tasks
-
-    tiny_tasks.sst2(tmp_path / "sst2")
-    tiny_tasks.encoder(tmp_path / "encoder")
-    words = [
-        *("finetune", "--checkpoint", str(tmp_path / "encoder"), "--task", "sst2"),
-        *("--data", str(tmp_path / "sst2"), "--workdir", "gs://bucket/tuned", "--length", "24"),
-        *("--epochs", "1", "--batch-size", "16", "--learning-rate", "1e-2", "--restarts", "1"),
-    ]
-    done = run(cloud, tmp_path / "one", *words)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(read(cloud, "tuned/result.json"))
-    assert result["steps"] == 10
-    assert "sst2" in read(cloud, "tuned/results.md")
-    again = run(cloud, tmp_path / "two", *words)
-    assert again.returncode == 0, again.stderr
-    assert json.loads(read(cloud, "tuned/result.json")) == result
-    assert '"save"' in read_log(cloud, "tuned", "events")
 
 
 @pytest.mark.chaos

@@ -64,7 +64,7 @@ def test_every_command_that_writes_is_refused(tmp_path, corpus, capsys, monkeypa
     run = tmp_path / "run"
     commands = [
         ["pretrain", str(config), "--corpus", str(corpus), "--workdir", str(run)],
-        ["finetune", "--task", "cola", "--checkpoint", str(tmp_path), "--workdir", str(run)],
+        ["finetune", "--task", "cola", str(tmp_path), "--workdir", str(run)],
     ]
     by = f"process {os.getpid()} on {socket.gethostname()} trains in {run}"
     with only_trainer(run):
@@ -185,7 +185,7 @@ def test_all_processes_see_what_process_0_writes(tmp_path, monkeypatch):
         monkeypatch.setattr(distributed, "broadcast_from_main", lambda *_: os.getpid())
         monkeypatch.setattr(distributed, "largest", lambda number: told.append(number) or 3)
         for place in ("run", "own"):
-            refused = pytest.raises(UsageError, match="process 3 does not see there what process 0")
+            refused = pytest.raises(UsageError, match="process 3 does not see the files")
             with refused, only_trainer(tmp_path / place, mesh=mesh):
                 pass
     assert told == [0, 3]

@@ -1,16 +1,17 @@
 """Average the parameters of several checkpoints of a run.
 
-The mean of the last checkpoints often has a lower loss than the last one, at no cost in training.
-The result is a workdir: it can be evaluated, exported, fine-tuned and started from. A run keeps
-checkpoint.keep_last and every checkpoint.keep_every-th.
+The mean of the last checkpoints often has a lower loss than the last checkpoint, at no cost in
+training. The result is a workdir that evaluate, export, finetune and --init-from take. A run keeps
+the last checkpoint.keep_last checkpoints and every checkpoint.keep_every-th.
 
 example:
-  bert-jax average --checkpoint runs/base --last 5 --output runs/mean
+  bert-jax average runs/base --last 5 --output-dir runs/mean
 """
 
 from pathlib import Path
+from typing import Annotated
 
-from bert_jax.cli.options import Address, Local, Verb, require_place_for
+from bert_jax.cli.options import Address, Local, Positional, Verb, require_place_for
 from bert_jax.cli.options import run_directory as run_directory_of
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
@@ -18,11 +19,13 @@ from bert_jax.errors import UsageError
 
 @section
 class AverageOptions(Verb):
-    checkpoint: tuple[Address, ...] = setting(
-        REQUIRED, "DIR: a workdir, to average its steps; or, repeated, the checkpoints themselves"
+    checkpoint: Positional[tuple[Address, ...]] = setting(
+        REQUIRED, "CHECKPOINT: a workdir, to average its steps, or several checkpoints"
     )
-    output: Local = setting(REQUIRED, "DIR: a new workdir with one checkpoint")
-    last: int | None = setting(None, "N: the newest N steps (default: all that are kept)")
+    output: Annotated[Local, "--output-dir"] = setting(
+        REQUIRED, "DIR: new workdir with one checkpoint"
+    )
+    last: int | None = setting(None, "N: average the newest N steps (default: all stored steps)")
 
 
 def run(options: AverageOptions) -> None:
@@ -33,7 +36,7 @@ def run(options: AverageOptions) -> None:
     if len(sources) == 1:
         sources = _steps_of(sources[0], options.last)
     elif options.last is not None:
-        raise UsageError("--last chooses among the steps of one --checkpoint")
+        raise UsageError("--last chooses among the steps of one workdir: name one CHECKPOINT")
     step = average_checkpoints(sources, options.output)
     print(f"wrote {options.output}: the mean of {len(sources)} checkpoints, step {step:,}")
     for source in sources:
@@ -51,7 +54,7 @@ def _steps_of(workdir: Path | str, last: int | None) -> list[str]:
             "averaged (checkpoint.keep_last is the number that a run keeps)"
         )
     if len(steps) < 2:
-        raise UsageError(f"--checkpoint {workdir}: it needs 2 checkpoints, and has {len(steps)}")
+        raise UsageError(f"{workdir} has {len(steps)} checkpoints: an average needs 2")
     chosen = steps if last is None else steps[-last:]
     address = str(workdir).rstrip("/")
     return [f"{address}/{checkpoint.DIRECTORY}/{step}" for step in chosen]

@@ -1,13 +1,17 @@
-"""List, verify or roll back the checkpoints of a workdir, or branch off from one.
+"""List, verify, roll back or branch the checkpoints of a workdir.
 
-'list' shows the steps; 'verify' reads every byte and compares it with the manifests (exit code 5 if
-one differs); 'rollback' moves what came after a step to set_aside/, so that pretrain resumes from
-there (no trainer may be running on it); 'branch' copies one step, moments included, to --output,
-from which pretrain continues as another run.
+'list' prints the steps. 'verify' compares every byte with the manifests (exit code 5 if one
+differs). 'rollback' moves the checkpoints after --step to set_aside/, so that pretrain resumes from
+that step; stop the trainer first. 'branch' copies one step, with the optimizer state, to
+--output-dir, from which pretrain continues as another run.
+
+examples:
+  bert-jax checkpoints list runs/base
+  bert-jax checkpoints rollback runs/base --step 2000
 """
 
 import json
-from typing import Literal
+from typing import Annotated, Literal
 
 from bert_jax.cli.options import (
     Address,
@@ -25,26 +29,25 @@ from bert_jax.errors import NoUsableCheckpoint, UsageError
 @section
 class CheckpointsOptions(Verb):
     what: Positional[Literal["list", "verify", "rollback", "branch"]] = setting(
-        REQUIRED, "what to do; for [`branch`](reliability.md#changing-a-run) name --output"
+        REQUIRED, "what to do; `branch` needs --output-dir"
     )
     workdir: Positional[Address] = setting(
-        REQUIRED, "WORKDIR: a run's directory, or gs://BUCKET/PATH"
+        REQUIRED, "WORKDIR: directory of a run, or gs://BUCKET/PATH"
     )
-    json: bool = setting(False, "for 'list' and 'verify': print an object a step")
+    json: bool = setting(False, "print one JSON object per step (list, verify)")
     step: int | None = setting(
         None,
-        "N: for 'rollback': where to go back to; for 'branch': where it begins (default: the "
-        "newest good step)",
+        "N: the step to return to (rollback), or to copy (branch; default: the newest good step)",
     )
-    output: Local | None = setting(
-        None, "DIR: for 'branch': the workdir of the new run, new or empty"
+    output: Annotated[Local | None, "--output-dir"] = setting(
+        None, "DIR: workdir of the new run, new or empty (branch)"
     )
 
 
 def run(options: CheckpointsOptions) -> int:
     require_place_for(is_directory=True, output=options.output)
     if (options.output is not None) != (options.what == "branch"):
-        raise UsageError("--output DIR is the workdir of a 'branch', and is needed for one")
+        raise UsageError("--output-dir DIR is for checkpoints branch, which needs it")
     from bert_jax.workdir import checkpoint, location, recovery, run_directory
     from bert_jax.workdir.lock import only_trainer
 

@@ -1,13 +1,16 @@
-"""Write a checkpoint for other systems.
+"""Export a checkpoint to Hugging Face, sentence-transformers or TF1.
 
-'hf' writes a directory that transformers loads as the class its config.json names:
-BertForPreTraining, ...ForMaskedLM, ...ForSequenceClassification, ...ForTokenClassification,
-...ForQuestionAnswering or BertModel, whichever heads there are, or as RoBERTa's or ELECTRA's
-classes of these names; of a generator, a directory inside it. With --pooling it is a directory of
-sentence-transformers as well. 'tf1' writes what google-research/bert reads.
+'hf' writes a directory that transformers loads; the heads of the model decide its class, for
+example BertForMaskedLM or BertForSequenceClassification. The generator of an ELECTRA is in a
+directory inside it. With --pooling the directory is a sentence-transformers model as well. 'tf1'
+writes a checkpoint for google-research/bert.
+
+examples:
+  bert-jax export runs/base --output-dir my-encoder
+  bert-jax export runs/base --output-dir my-embedder --pooling mean --normalize
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from bert_jax.cli.options import FromCheckpoint, Local, require_place_for
 from bert_jax.config.fields import REQUIRED, section, setting
@@ -16,44 +19,41 @@ from bert_jax.errors import UsageError
 
 @section
 class ExportOptions(FromCheckpoint):
-    output: Local = setting(REQUIRED, "DIR: a directory, new or empty")
-    format: Literal["hf", "tf1"] = setting("hf", "a Hugging Face directory, or a TF1 checkpoint")
+    output: Annotated[Local, "--output-dir"] = setting(
+        REQUIRED, "DIR: new or empty directory to write"
+    )
+    format: Literal["hf", "tf1"] = setting("hf", "Hugging Face directory, or TF1 checkpoint")
     model_type: str | None = setting(
         None,
-        "NAME: the family of classes to write, hf only: bert, roberta, electra, xlm-roberta, "
-        "camembert, roformer, roberta-prelayernorm, modernbert, eurobert or ultrabert (default:"
-        " electra for what only that has, roberta-prelayernorm where norms come first, roformer"
-        " for rotary positions, one of the last three for both, roberta where the tokenizer "
-        "puts two separators between texts, as byte-level BPE does, else bert)",
+        "NAME: family of transformers classes (hf only): bert, roberta, electra, xlm-roberta, "
+        "camembert, roformer, roberta-prelayernorm, modernbert, eurobert or ultrabert (default: "
+        "chosen from the architecture and the tokenizer)",
     )
     dtype: Literal["float32", "float16", "bfloat16"] = setting(
-        "float32", "type of the parameters, hf only"
+        "float32", "type of the parameters (hf only)"
     )
     license: str | None = setting(
         None,
-        "NAME: the licence of the model for its card, as the hub calls it, such as apache-2.0 "
-        "or mit",
+        "NAME: license of the model for its card, as the hub writes it, for example apache-2.0",
     )
-    data_set: tuple[str, ...] = setting(
+    data_set: Annotated[tuple[str, ...], "--dataset"] = setting(
         (),
-        "NAME: a data set that the model was trained on, for its card, as the hub calls it, "
-        "such as wikimedia/wikipedia; repeat for several; those that the run's records name are"
-        " there anyway",
+        "NAME: training dataset for the model card, as the hub writes it, for example "
+        "wikimedia/wikipedia; repeat for several. Datasets in the run's records are added",
     )
     pooling: Literal["mean", "cls", "max", "lasttoken"] | None = setting(
         None,
-        "also write sentence-transformers files (hf only): how token vectors become one vector"
-        " per text",
+        "write a sentence-transformers model with this pooling of token vectors (hf only)",
     )
-    normalize: bool = setting(False, "with `--pooling`: scale vectors to length 1")
-    length: int | None = setting(
+    normalize: bool | None = setting(
+        None, "scale vectors to length 1 (needs `--pooling`) (default: no)"
+    )
+    length: Annotated[int | None, "--max-length"] = setting(
         None,
-        "N: of these: tokens of a text, [CLS] and [SEP] included (default: as many as the model"
-        " has positions for)",
+        "N: most tokens per text, with [CLS] and [SEP] (needs `--pooling`) (default: the number of "
+        "positions)",
     )
-    max_file_size: float = setting(
-        5000, "MB: begin a new safetensors file beyond this many million bytes"
-    )
+    max_file_size: float = setting(5000, "MB: largest safetensors file, in million bytes")
 
 
 def run(options: ExportOptions) -> None:
@@ -66,22 +66,22 @@ def run(options: ExportOptions) -> None:
     from bert_jax.registry import FAMILIES
 
     if options.format == "tf1" and options.dtype != "float32":
-        raise UsageError(f"--dtype {options.dtype}: --format tf1 is float32 always")
+        raise UsageError(f"--dtype {options.dtype}: --format tf1 writes float32 only")
     if options.pooling is None and (options.normalize or options.length is not None):
-        given = "--normalize" if options.normalize else f"--length {options.length}"
-        raise UsageError(
-            f"{given} is of an embedder: say how its tokens become one, --pooling mean"
-        )
+        given = "--normalize" if options.normalize else f"--max-length {options.length}"
+        raise UsageError(f"{given} needs --pooling, for example --pooling mean")
     if options.pooling is not None and options.format == "tf1":
-        raise UsageError(f"--pooling {options.pooling}: --format tf1 has no such files")
+        raise UsageError(
+            f"--pooling {options.pooling}: --format tf1 has no pooling; leave one of them out"
+        )
     if options.length is not None and options.length < 3:
-        raise UsageError(f"--length {options.length}: it must be at least 3")
+        raise UsageError(f"--max-length {options.length}: it must be at least 3")
     if not 0 < options.max_file_size < float("inf"):
         raise UsageError(f"--max-file-size {options.max_file_size}: it must be positive")
     if options.model_type is not None:
         if options.format == "tf1":
             raise UsageError(f"--model-type {options.model_type}: --format tf1 writes BERT only")
-        FAMILIES[options.model_type]  # or an error that names those there are
+        FAMILIES[options.model_type]  # or an error that lists the families
     written = export_checkpoint(
         options.checkpoint,
         options.output,
@@ -93,15 +93,15 @@ def run(options: ExportOptions) -> None:
         data_sets=options.data_set,
         max_file_bytes=int(options.max_file_size * 1e6),
         pooling=options.pooling,
-        normalize=options.normalize,
+        normalize=bool(options.normalize),
         length=options.length,
     )
     print(f"wrote {options.output} (step {written.step:,})")
     if options.format == "tf1":
         if written.model.hidden_act == "gelu":
             note(
-                "the model computes GELU exactly, google-research/bert by tanh: its outputs will "
-                "differ by about 0.1 % of their range"
+                "google-research/bert approximates GELU by tanh, so its outputs differ by about "
+                "0.1 % of their range"
             )
         print(f"start from it in TensorFlow 1 with\n  --init_checkpoint={options.output}/{NAME}")
         return

@@ -1,12 +1,15 @@
 """Turn texts into vectors.
 
-A line of the input is a text. Writes a NumPy archive with 'vectors', float32, a row per text; with
---pooling none a row per token, and 'offsets' is where each text begins. A directory of
-sentence-transformers sets the length, the pooling and the steps after it.
+Reads one text per line. Writes a NumPy archive with 'vectors', float32, one row per text. With
+--pooling none it has one row per token, and 'offsets' has the first row of each text. A
+sentence-transformers directory sets the length, the pooling and the modules after it.
+
+example:
+  bert-jax embed my-encoder --input texts.txt --output-file vectors.npz
 """
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from bert_jax.cli.options import (
     FromCheckpoint,
@@ -26,19 +29,21 @@ _Pooling = Literal["mean", "cls", "max", "lasttoken", "none"]
 class EmbedOptions(FromCheckpoint):
     input: str | None = setting(
         None,
-        "FILE|ADDRESS: texts, one per line; - reads standard input, as no --input does where "
-        "texts are piped in",
+        "FILE|ADDRESS: texts, one per line. The default, -, is standard input if texts are piped "
+        "in",
     )
-    output: Local | None = setting(None, "FILE: an .npz file; needed unless there is --json")
+    output: Annotated[Local | None, "--output-file"] = setting(
+        None, "FILE: .npz file to write; required without --json"
+    )
     json: bool = setting(
         False,
-        "print one object per text, with its line number (from 1) and its vector, or with "
+        "print one JSON object per text with its line number, from 1, and its vector, or with "
         "`--pooling none` the vectors of its tokens",
     )
     layers: str = setting(
         "-1",
-        "N: layers to join, from 1 (0 is the embeddings) or from the end; "
-        "`--layers=-4,-3,-2,-1` joins the last four",
+        "N: layers to concatenate, counted from 1 (0 is the embeddings) or from the end; "
+        "`--layers=-4,-3,-2,-1` concatenates the last four",
     )
     pooling: _Pooling | None = setting(
         None,
@@ -48,13 +53,13 @@ class EmbedOptions(FromCheckpoint):
     normalize: bool | None = setting(
         None, "scale vectors to length 1 (default: the setting of the directory)"
     )
-    length: int | None = setting(
+    length: Annotated[int | None, "--max-length"] = setting(
         None,
         "N: most tokens per text, with [CLS] and [SEP] (default: the length of the directory, or "
         "the number of positions)",
     )
     prompt: str | None = setting(
-        None, "NAME: put this prompt of the model before every text: query or document"
+        None, "NAME: prompt of the model to put before every text: query or document"
     )
     dims: int | None = setting(
         None, "N: keep the first N columns of each vector, for a model trained with embedding.dims"
@@ -69,9 +74,9 @@ def run(options: EmbedOptions) -> None:
             f"--layers {options.layers}: write numbers, as --layers=-4,-3,-2,-1"
         ) from None
     if options.output is None and not options.json:
-        raise UsageError("name --output FILE.npz, or print the vectors with --json")
+        raise UsageError("name --output-file FILE.npz, or print the vectors with --json")
     if options.output is not None and options.output.suffix != ".npz":
-        raise UsageError(f"--output {options.output}: the name must end in .npz")
+        raise UsageError(f"--output-file {options.output}: the name must end in .npz")
     require_place_for(output=options.output)
     source = standard_input(options.input)
     if source is None:

@@ -1,6 +1,7 @@
-"""Guess the masked words of a text.
+"""Predict the masked tokens of a text.
 
-Reads a text a line from standard input where it is - or none is named.
+example:
+  bert-jax fill-mask runs/base "Paris is the [MASK] of France."
 """
 
 import dataclasses
@@ -18,11 +19,10 @@ from bert_jax.errors import UsageError
 class FillMaskOptions(FromCheckpoint):
     text: Positional[tuple[str, ...]] = setting(
         (),
-        'such as "Paris is the [MASK] of France."; several, or - for those on standard input, a'
-        " line each",
+        "TEXT: one or more texts with a mask token (default: one text per line of standard input)",
     )
-    top: int = setting(5, "N: candidates a mask")
-    json: bool = setting(False, "print an object a text, with a list of candidates for each mask")
+    top: int = setting(5, "N: number of candidates per mask")
+    json: bool = setting(False, "print one JSON object per text with the candidates of each mask")
 
 
 def run(options: FillMaskOptions) -> None:
@@ -54,8 +54,9 @@ def run(options: FillMaskOptions) -> None:
 
 
 def _lines() -> Iterator[tuple[str, str]]:
-    """Yields the lines of standard input that have text, each behind its name in a message. Raises
-    UsageError if none has.
+    """Yields the lines of standard input that have text, each with the start of an error message.
+
+    Raises UsageError if no line has text.
     """
     has_text = False
     for number, data in enumerate(sys.stdin.buffer, 1):

@@ -1,17 +1,18 @@
 """Mine hard negatives for pairs of texts.
 
-Reads pairs of a query and a text that answers it, and finds the texts that the model confuses with
-the answer, among the answers of the other queries and the documents of --documents. Writes JSON
-lines with query, positive and negative_1 to negative_N. A negative is never the positive, the query
-or a copy of them.
+Reads pairs of a query and a positive (a text that answers the query). Finds the candidates that the
+model ranks closest to the query, among the positives of the other pairs and --documents. Writes
+JSON lines with query, positive and negative_1 to negative_N. A negative is never the positive, the
+query or a copy of them.
 
 examples:
-  bert-jax mine --checkpoint runs/base --input pairs.jsonl --output triples.jsonl
-keep texts that are at least 5 % farther from the query than the positive:
-  bert-jax mine --checkpoint runs/base --input pairs.jsonl --output b.jsonl --relative-margin 0.05
+  bert-jax mine runs/base --input pairs.jsonl --output-file triples.jsonl
+negatives with a cosine at least 5 % below the cosine of the positive:
+  bert-jax mine runs/base --input pairs.jsonl --output-file b.jsonl --relative-margin 0.05
 """
 
 import json
+from typing import Annotated, Literal
 
 from bert_jax.cli.options import FromCheckpoint, Local, require_place_for, standard_input
 from bert_jax.cli.table_format import TableFormat
@@ -24,21 +25,21 @@ from bert_jax.files import write_whole
 class MineOptions(FromCheckpoint, TableFormat):
     input: str | None = setting(
         None,
-        "FILE|ADDRESS: the pairs, a table or JSON lines; - reads standard input, as no --input "
-        "does where rows are piped in",
+        "FILE|ADDRESS: the pairs, a table or JSON lines. The default, -, is standard input if rows "
+        "are piped in",
     )
-    output: Local = setting(REQUIRED, "FILE: the JSON lines to write")
-    text: tuple[str, ...] = setting(
+    output: Annotated[Local, "--output-file"] = setting(REQUIRED, "FILE: JSON lines to write")
+    text: Annotated[tuple[str, ...], "--text-column"] = setting(
         (),
-        "COLUMN: the columns of the query and of the positive; give it twice (default: query and "
+        "COLUMN: columns of the query and of the positive; give it twice (default: query and "
         "positive)",
     )
     documents: str | None = setting(
         None,
-        "FILE|ADDRESS: further candidates, rows with a `text` and an optional `title` (default: "
-        "only the positives)",
+        "FILE|ADDRESS: more candidates, rows with a `text` and an optional `title` (default: the "
+        "positives only)",
     )
-    negatives: int = setting(3, "N: negatives per pair")
+    negatives: int = setting(3, "N: number of negatives per pair")
     range_min: int = setting(0, "N: skip the N nearest candidates")
     range_max: int | None = setting(
         None,
@@ -53,10 +54,10 @@ class MineOptions(FromCheckpoint, TableFormat):
         "X: the cosine of a negative is at least the share X of the positive's cosine below it, "
         "such as 0.05",
     )
-    skip_bad: bool = setting(
-        False, "leave out pairs with a blank text or two equal texts, and count them"
+    on_bad_record: Literal["stop", "skip"] = setting(
+        "stop", "what to do with pairs that have a blank text or two equal texts"
     )
-    length: int | None = setting(
+    length: Annotated[int | None, "--max-length"] = setting(
         None,
         "N: most tokens per text (default: the length of the directory, or the number of "
         "positions)",
@@ -67,7 +68,7 @@ def run(options: MineOptions) -> None:
     columns = options.text or ("query", "positive")
     if len(columns) != 2:
         raise UsageError(
-            "give --text twice: the column of the query, then the column of the positive"
+            "give --text-column twice: the column of the query, then the column of the positive"
         )
     require_place_for(output=options.output)
     source = standard_input(options.input)
@@ -79,7 +80,7 @@ def run(options: MineOptions) -> None:
     from bert_jax.pretrained.load import load_checkpoint
 
     rows = read_rows(source, text_columns=columns, label_column=None, reading=options.reading())
-    pairs = usable_pairs(rows, skip_bad=options.skip_bad)
+    pairs = usable_pairs(rows, skip_bad=options.on_bad_record == "skip")
     documents = [*read_candidates(options.documents)] if options.documents else []
     checkpoint = load_checkpoint(
         options.checkpoint, allow_missing_heads=True, ignore_unexpected=options.ignore_unexpected
@@ -97,4 +98,5 @@ def run(options: MineOptions) -> None:
     )
     records = [json.dumps(record, ensure_ascii=False) for record in found]
     write_whole(options.output, "\n".join([*records, ""]))
-    print(f"wrote {options.output}: {len(records):,} pairs with {options.negatives} negatives each")
+    counts = f"{len(records):,} pairs with {options.negatives} negatives each"
+    print(f"wrote {options.output}: {counts}")

@@ -1,16 +1,21 @@
-"""Predict rows with a fine-tuned model.
+"""Run a fine-tuned model on new examples.
 
-Reads a file of the format that the task was trained on; labels in it are not read. Writes one JSON
-object per row, to stdout or to --output.
+Reads a file in the format of the task's training data and ignores labels in it. Writes one JSON
+object per example, to stdout or to --output-file.
+
+example:
+  bert-jax predict runs/sst2 --input reviews.txt --output-file predicted.jsonl
 """
 
 import json
 import sys
 from pathlib import Path
+from typing import Annotated
 
 from bert_jax.cli.options import (
     Address,
     Local,
+    Positional,
     require_place_for,
     standard_input,
 )
@@ -23,50 +28,51 @@ from bert_jax.progress import ticking
 
 @section
 class PredictOptions(TableFormat):
-    checkpoint: Address = setting(
-        REQUIRED, "DIR: a workdir of bert-jax finetune, or one step of it (DIR/checkpoints/STEP)"
+    checkpoint: Positional[Address] = setting(
+        REQUIRED,
+        "CHECKPOINT: a workdir of bert-jax finetune, or one step of it (DIR/checkpoints/STEP)",
     )
     input: str | None = setting(
         None,
-        "FILE|ADDRESS: the rows to predict, in the task's format, or a text a line (a pair with"
-        " a tab between). - reads standard input; so does leaving it out where rows are piped "
-        "in",
+        "FILE|ADDRESS: examples in the format of the task, or one text per line (two texts with a "
+        "tab between). The default, -, is standard input if examples are piped in",
     )
-    output: Local | None = setting(
-        None, "PATH: a file to write, with --glue a new directory (default: stdout)"
+    output: Annotated[Local | None, "--output-file"] = setting(
+        None, "FILE: JSON lines to write (default: stdout)"
     )
-    text: tuple[str, ...] = setting(
+    text: Annotated[tuple[str, ...], "--text-column"] = setting(
         (),
-        "COLUMN: the column that holds the text, where this file calls it otherwise; twice for "
-        "a pair",
+        "COLUMN: column of the text, if the name differs from the training data; twice for pairs",
     )
-    id: str | None = setting(
-        None, "COLUMN: the column that names a row of a table (default: its number, from 0)"
+    id: Annotated[str | None, "--id-column"] = setting(
+        None, "COLUMN: column of the example's name (default: its number, from 0)"
     )
-    glue: Path | None = setting(
+    glue: Annotated[Path | None, "--data"] = setting(
         None,
-        "DIR: a folder of GLUE files in place of --input; the test rows become the files of a"
-        " submission in --output",
+        "DIR: a folder of GLUE files in place of --input: writes the files of a GLUE submission "
+        "for its test split to --output-dir",
     )
+    output_dir: Local | None = setting(None, "DIR: new directory for the submission of --data")
     null_threshold: float | None = setting(
         None,
-        "X: for squad2: how much better no answer must score than the best one (default: as it "
-        "was fine-tuned with)",
+        "X: score margin by which no answer must exceed the best answer, for squad2 (default: the "
+        "value of the fine-tuning)",
     )
 
 
 def run(options: PredictOptions) -> None:
     source = standard_input(options.input) if options.glue is None else options.input
     if (source is None) == (options.glue is None):
-        raise UsageError("name --input FILE, or --glue DIR for a submission")
-    if options.glue is not None and options.output is None:
-        raise UsageError("--glue needs --output, a new directory")
-    require_place_for(is_directory=options.glue is not None, output=options.output)
+        raise UsageError("name --input FILE, or --data DIR for a GLUE submission")
+    if (options.glue is None) != (options.output_dir is None):
+        raise UsageError("a GLUE submission needs both --data DIR and --output-dir DIR")
+    require_place_for(is_directory=True, output_dir=options.output_dir)
+    require_place_for(output=options.output)
     from bert_jax.tasks.predict import Predictor, write_submission
 
     predictor = Predictor(options.checkpoint, null_threshold=options.null_threshold)
-    if options.glue is not None and options.output is not None:
-        for path in write_submission(predictor, options.glue, options.output):
+    if options.glue is not None and options.output_dir is not None:
+        for path in write_submission(predictor, options.glue, options.output_dir):
             print(f"wrote {path}")
         return
     assert source is not None
@@ -82,4 +88,4 @@ def run(options: PredictOptions) -> None:
         sys.stdout.write(text)
     else:
         write_whole(options.output, text)
-        print(f"wrote {options.output}: {len(records):,} rows")
+        print(f"wrote {options.output}: {len(records):,} examples")

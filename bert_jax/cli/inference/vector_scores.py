@@ -4,7 +4,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from bert_jax.cli.options import FromCheckpoint
 from bert_jax.cli.output import table
@@ -20,23 +20,25 @@ BM25 = "bm25s"
 class VectorScoresOptions(FromCheckpoint):
     """The sets that vectors are scored on."""
 
-    GROUP: ClassVar = ("vectors", "Score the vectors of texts in place of held-out text.")
+    GROUP: ClassVar = ("vectors", "Score vectors of texts in place of held-out text.")
     retrieval: Path | None = setting(
         None,
-        "DIR: a retrieval set in [the form of BEIR](embeddings.md#evaluate); prints nDCG@10, "
-        "MRR@10, recall@10 and recall@100, with BM25 for comparison",
+        "DIR: a retrieval set in the format of BEIR; prints nDCG@10, MRR@10, recall@10 and "
+        "recall@100, with BM25 for comparison",
     )
     similarity: str | None = setting(
         None,
-        "FILE|ADDRESS: rows of two texts and a score of their similarity; prints Spearman's "
-        "correlation with the cosine",
+        "FILE|ADDRESS: pairs of texts with a similarity score; prints the Spearman correlation of "
+        "score and cosine",
     )
-    text: tuple[str, ...] = setting(
+    text: Annotated[tuple[str, ...], "--text-column"] = setting(
         (),
-        "COLUMN: the columns of the two texts of --similarity; give it twice (default: sentence1 "
-        "and sentence2)",
+        "COLUMN: columns of the two texts of --similarity; give it twice (default: sentence1 and "
+        "sentence2)",
     )
-    label: str = setting("score", "COLUMN: the column of the score of --similarity")
+    label: Annotated[str, "--label-column"] = setting(
+        "score", "COLUMN: column of the score of --similarity"
+    )
 
 
 def run(
@@ -49,7 +51,7 @@ def run(
     """Prints a table for each set with a row for each checkpoint, or an object for each row."""
     columns = options.text or ("sentence1", "sentence2")
     if len(columns) != 2:
-        raise UsageError("give --text twice, with the columns of the two texts")
+        raise UsageError("give --text-column twice, with the columns of the two texts")
     from bert_jax.data.tasks.retrieval_sets import read_retrieval_set
     from bert_jax.data.tasks.tables import read_rows
     from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint

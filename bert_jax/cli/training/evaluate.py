@@ -1,28 +1,28 @@
 """Score checkpoints on held-out text, or their vectors on search and similarity.
 
-Fixed examples with fixed masks: the same numbers on any number of devices. By default
-a checkpoint is scored on the rows of its run. Several checkpoints are scored on the same rows: the
-rows of --like WORKDIR, or of the first workdir in the list. --retrieval and --similarity
-score the vectors of the texts of a file.
+The examples and masks are fixed, so the scores are the same on any number of devices. By default a
+checkpoint is scored on the validation examples of its run. Several checkpoints are scored on the
+same examples: those of --eval-set-from WORKDIR, or of the first workdir in the list. --retrieval
+and --similarity score the vectors of texts.
 
 examples:
   bert-jax evaluate runs/base
-before and after, on the rows of runs/adapted:
+before and after, on the examples of runs/adapted:
   bert-jax evaluate bert-base-uncased runs/adapted
-search in a set in the form of BEIR, with BM25 for comparison:
+a retrieval set in the format of BEIR, with BM25 for comparison:
   bert-jax evaluate runs/embedder --retrieval scifact
 """
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from bert_jax.cli.closing import COLUMNS, figure_rows
 from bert_jax.cli.corpora import Corpora, corpora
 from bert_jax.cli.inference import vector_scores
 from bert_jax.cli.inference.vector_scores import VectorScoresOptions
-from bert_jax.cli.options import Address, Positional
+from bert_jax.cli.options import CHECKPOINT, Address, Positional
 from bert_jax.cli.output import table, tell
-from bert_jax.config.fields import section, setting
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
 from bert_jax.registry import OBJECTIVES
@@ -30,38 +30,34 @@ from bert_jax.registry import OBJECTIVES
 
 @section
 class EvaluateOptions(VectorScoresOptions):
-    checkpoints: Positional[tuple[Address, ...]] = setting(
-        (),
-        "CHECKPOINT: a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a "
-        "Hugging Face directory, or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH",
-    )
-    checkpoint: tuple[Address, ...] = setting((), "DIR: the same, as an option")
+    checkpoint: Positional[tuple[Address, ...]] = setting(REQUIRED, f"CHECKPOINT: {CHECKPOINT}")
     corpus: Corpora = setting(
         (),
-        "DIR|NAME=DIR: a corpus made with the checkpoint's tokenizer; repeat for "
-        "[several](data.md#several-corpora) (default: the corpus of the run)",
+        "DIR|NAME=DIR: a corpus with the checkpoint's tokenizer; repeat for several (default: the "
+        "corpus of the run)",
     )
-    like: Address | None = setting(None, "WORKDIR: score on the rows of this run")
-    length: int | None = setting(
+    like: Annotated[Address | None, "--eval-set-from"] = setting(
+        None, "WORKDIR: use the validation examples of this run"
+    )
+    length: Annotated[int | None, "--max-length"] = setting(
         None,
-        "N: tokens of a row, or most tokens of a text (default: as the run's last phase, or the "
-        "length of the directory)",
+        "N: tokens per sequence (default: the length of the last phase, or of the directory)",
     )
-    json: bool = setting(False, "print an object per checkpoint in place of the tables")
+    json: bool = setting(False, "print one JSON object per checkpoint in place of tables")
 
 
 def run(options: EvaluateOptions) -> None:
-    given = [*options.checkpoints, *options.checkpoint]
-    if not given:
-        raise UsageError("name a checkpoint, such as: bert-jax evaluate runs/base")
-    if options.length is not None and options.length < 8:
-        raise UsageError(f"--length {options.length}: it must be at least 8")
+    given, length = options.checkpoint, options.length
+    if length is not None and length < 8:
+        raise UsageError(f"--max-length {length}: it must be at least 8")
     if options.text and options.similarity is None:
-        raise UsageError("--text names columns of the file of --similarity: name the file")
+        raise UsageError("--text-column names columns of the file of --similarity: name the file")
     if options.retrieval is not None or options.similarity is not None:
         if options.corpus or options.like is not None:
-            raise UsageError("--corpus and --like are for held-out text: leave them out")
-        return vector_scores.run(options, given, length=options.length, as_json=options.json)
+            raise UsageError(
+                "--corpus and --eval-set-from do not go with --retrieval or --similarity"
+            )
+        return vector_scores.run(options, given, length=length, as_json=options.json)
     from bert_jax.pretrained.load import run_config, run_of
     from bert_jax.training.evaluate import evaluate_checkpoint, trained_on
 
@@ -78,7 +74,7 @@ def run(options: EvaluateOptions) -> None:
             checkpoint,
             corpus,
             like=like,
-            length=options.length,
+            length=length,
             ignore_unexpected=options.ignore_unexpected,
         )
         if options.json:
@@ -111,6 +107,6 @@ def _print(found: dict[str, Any]) -> None:
         )
     if found["rows_of"] is None:
         note(
-            "the run that trained the model is unknown, so the rows are those of BERT's recipe; "
-            "--like WORKDIR scores it on the rows of a run"
+            "the run that trained the model is unknown, so the examples follow the recipe of BERT; "
+            "--eval-set-from WORKDIR uses the examples of a run"
         )

@@ -1,8 +1,12 @@
 """Train a task on a checkpoint.
 
-Puts a fresh head on the encoder of any checkpoint, trains all of it, and scores it on the
-development set. The same command goes on with an interrupted run. The result is a workdir that
-predict, export and another finetune take.
+Puts a new head on the encoder of a checkpoint, trains both, and scores the model on the development
+set. The same command resumes an interrupted run. The result is a workdir for predict, export or
+another finetune.
+
+examples:
+  bert-jax finetune runs/base --task sst2 --data tfds:glue/sst2 --workdir runs/sst2
+  bert-jax finetune runs/base --train mine.csv --text-column body --workdir runs/mine
 """
 
 import dataclasses
@@ -23,49 +27,52 @@ from bert_jax.runtime.stop import Start
 
 @section
 class TaskRowsOptions(TableFormat):
-    """The rows that are learned from, and their task."""
+    """The examples of a task."""
 
-    GROUP: ClassVar = ("rows", None)
+    GROUP: ClassVar = ("examples", None)
     data: str | None = setting(
-        None, "DIR|ADDRESS: a folder of GLUE's files, `tfds:glue/NAME` or `tfds:squad/NAME`"
+        None, "DIR|ADDRESS: a folder of GLUE files, `tfds:glue/NAME` or `tfds:squad/NAME`"
     )
     train: str | None = setting(
         None,
-        "FILE|ADDRESS: the training rows of text, ner, squad, squad2 or a task of your own; for"
-        " text .tsv, .csv, .jsonl, .parquet or .arrow files, packed or not, here or at "
-        "`hf:OWNER/NAME`, gs://... or another [address](data.md#addresses), or "
-        "`tfds:NAME[:SPLIT]`",
+        "FILE|ADDRESS: training examples: .tsv, .csv, .jsonl, .parquet or .arrow files, also "
+        "compressed, `hf:OWNER/NAME`, `tfds:NAME[:SPLIT]` or another address; CoNLL files for ner, "
+        "SQuAD files for squad",
     )
     dev: str | None = setting(
         None,
-        "FILE|ADDRESS: the rows to score on; of an address with splits, its validation split "
-        "(default: a tenth of --train, chosen by --seed and held out)",
+        "FILE|ADDRESS: development set (default: the validation split of an address, or a random "
+        "tenth of --train)",
     )
-    text: tuple[str, ...] = setting(
+    text: Annotated[tuple[str, ...], "--text-column"] = setting(
         (),
-        "COLUMN: the column that holds the text; give it twice for a pair. For ner with "
-        "--columns: the column of the words",
+        "COLUMN: column of the text; give it twice for pairs of texts. With --task ner and "
+        "--columns: column of the words",
     )
-    label: str = setting(
-        "label", "COLUMN: the column that holds the label, for ner with --columns the tag"
+    label: Annotated[str, "--label-column"] = setting(
+        "label", "COLUMN: column of the label. With --task ner and --columns: column of the tag"
     )
-    query_prompt: str = setting("", "TEXT: for pairs and similarity: put before each first text")
-    document_prompt: str = setting("", "TEXT: for pairs and similarity: put before the other texts")
-    regression: bool = setting(False, "for task text: the label is a number")
-    skip_bad: bool = setting(
-        False, "for squad: leave out answers that do not stand where the file says, and count them"
+    query_prompt: str = setting("", "TEXT: put this before each first text (pairs, similarity)")
+    document_prompt: str = setting("", "TEXT: put this before the other texts (pairs, similarity)")
+    regression: bool = setting(False, "the label is a number (--task text)")
+    on_bad_record: Literal["stop", "skip"] = setting(
+        "stop",
+        "what to do with answers that are not at the stated position: stop, or skip and count them "
+        "(squad)",
     )
-    train_rows: int | None = setting(None, "N: use the first N training rows only")
-    length: int | None = setting(None, "N: tokens of a row (default: 128; 384 for squad)")
+    train_rows: int | None = setting(None, "N: use the first N training examples only")
+    length: Annotated[int | None, "--max-length"] = setting(
+        None, "N: most tokens per sequence (default: 128; 384 for squad)"
+    )
     truncation: Literal["longest_first", "only_first", "only_second", "never"] = setting(
-        "longest_first", "which text is cut where a row is too long"
+        "longest_first", "which text to truncate if a sequence is too long"
     )
-    doc_stride: int = setting(128, "N: for squad: tokens from one window to the next")
-    max_question_length: int = setting(64, "N: for squad: the longest question, in tokens")
-    max_answer_length: int = setting(30, "N: for squad: the longest answer, in tokens")
-    n_best: int = setting(20, "N: for squad: answers to choose from")
+    doc_stride: int = setting(128, "N: tokens from one window to the next (squad)")
+    max_question_length: int = setting(64, "N: most tokens per question (squad)")
+    max_answer_length: int = setting(30, "N: most tokens per answer (squad)")
+    n_best: int = setting(20, "N: number of candidate answers (squad)")
     null_threshold: float = setting(
-        0.0, "X: for squad2: how much better no answer must be than the best"
+        0.0, "X: score margin by which no answer must exceed the best answer (squad2)"
     )
 
 
@@ -73,38 +80,38 @@ class TaskRowsOptions(TableFormat):
 class FinetuneOptions(FromCheckpoint, TaskRowsOptions, TrainingOptions):
     workdir: Address = setting(
         REQUIRED,
-        "DIR: where the run or runs live: a new directory, or that of the runs to go on with; "
-        "it may be [gs://BUCKET/PATH](reliability.md#a-workdir-in-a-bucket)",
+        "DIR: directory of the run: a new one, or an existing one to resume; it may be "
+        "gs://BUCKET/PATH",
     )
     task: str | None = setting(
         None,
-        "NAME: a task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli (GLUE); text (your "
-        "own table; the default where --text names a column of it); ner (CoNLL columns); squad "
-        "or squad2; or one that an --extend file registers",
+        "NAME: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli (GLUE); text (your table; the "
+        "default with --text-column); ner (CoNLL columns); squad or squad2; pairs or similarity "
+        "(vectors); or a task that an --extend file registers",
     )
-    json: bool = setting(False, "print what results.json holds, instead of the table")
-    epochs: float = setting(3.0, "X: passes over the training rows")
-    batch_size: int = setting(32, "N: rows of an update, over all devices")
-    learning_rate: float = setting(5e-5, "X: the peak of the rate, after a tenth of the steps")
+    json: bool = setting(False, "print the content of results.json in place of the table")
+    epochs: float = setting(3.0, "X: passes over the training examples")
+    batch_size: int = setting(32, "N: examples per update, over all devices")
+    learning_rate: float = setting(
+        5e-5, "X: peak learning rate, after a warm-up of a tenth of the steps"
+    )
     seed: int = setting(
-        0, "N: decides the new head, the order of rows, dropout, and what is held out"
+        0, "N: seed of the new head, the order of examples, dropout and the held-out tenth"
     )
-    seeds: int = setting(1, "N: how many runs, with seeds from --seed on")
-    restarts: int = setting(2, "N: attempts with other seeds after a run has diverged")
+    seeds: int = setting(1, "N: number of runs, with consecutive seeds from --seed")
+    restarts: int = setting(2, "N: attempts with another seed after a run has diverged")
     layer_decay: float = setting(
         1.0,
-        "X: factor of the learning rate from each layer to the one below it; the top layer has "
-        "its square, as in ELECTRA",
+        "X: layer-wise decay: factor of the learning rate from each layer to the layer below it; "
+        "the top layer has its square, as in ELECTRA",
     )
-    freeze_layers: int = setting(0, "N: hold the embeddings and the first N layers")
+    freeze_layers: int = setting(0, "N: freeze the embeddings and the first N layers")
     overrides: Annotated[tuple[str, ...], "--set"] = setting(
         (),
-        "FIELD=VALUE: change a field of the run's config, such as "
-        "`model.hidden_dropout_prob=0`; repeat for several. Refused are fields that only "
-        "pre-training has (`data.*`, `objective`, `evaluation.num_examples`), those of the "
-        "checkpoint or the task (`model.*` but dropout and `initializer_range`, `head.*`, "
-        "`name`), and those that have an option here (`seed`, `optimizer.learning_rate`, "
-        "`phases`)",
+        "FIELD=VALUE: change a field of the config, for example `model.hidden_dropout_prob=0`; "
+        "repeat for several. `--model.hidden_dropout_prob 0` is the same. Not accepted: fields of "
+        "pre-training (`data.*`, `objective`), of the checkpoint (`model.*` except dropout), and "
+        "fields with an option here (`seed`, `optimizer.learning_rate`, `phases`)",
     )
 
 
@@ -127,18 +134,20 @@ def run(options: FinetuneOptions) -> None:
 
     table(f"{spec.name}, development set", *results.table(summary))
     best = summary["best"]
-    print(f"{best['examples_per_second']:,.0f} rows/s; {options.workdir}/results.md has the table")
-    print(f"predict with\n  bert-jax predict --checkpoint {summary['directory']} --input FILE")
+    print(
+        f"{best['examples_per_second']:,.0f} examples/s; {options.workdir}/results.md has the table"
+    )
+    print(f"predict with\n  bert-jax predict {summary['directory']} --input FILE")
 
 
 def _spec(options: FinetuneOptions) -> Any:
-    """Returns the task with what the options say of it."""
+    """Returns the task with the changes that the options ask for."""
     from bert_jax.registry import TASKS
 
     if options.task is None and not options.text:
         raise UsageError(
-            f"name a --task ({', '.join(TASKS.names())}), or the --text COLUMN of your own "
-            "table in --train"
+            f"name a --task ({', '.join(TASKS.names())}), or the --text-column COLUMN of the table "
+            "in --train"
         )
     name = options.task or "text"
     spec = TASKS[name].spec
@@ -146,8 +155,8 @@ def _spec(options: FinetuneOptions) -> Any:
     fewest, most = TASKS[name].text_columns
     if not fewest <= len(options.text) <= most:
         times = {(1, 2): "once or twice", (2, 2): "twice"}.get((fewest, most), "twice or more")
-        wanted = f"takes --text COLUMN {times}"
-        raise UsageError(f"--task {name} {wanted if most else 'has no --text COLUMN'}")
+        wanted = f"takes --text-column COLUMN {times}"
+        raise UsageError(f"--task {name} {wanted if most else 'has no --text-column'}")
     if most:
         changes |= {"text_columns": options.text, "label_column": options.label}
     elif given := [name for name in ("columns", "delimiter", "quoting") if getattr(options, name)]:
@@ -172,7 +181,10 @@ def _finetune(options: FinetuneOptions, spec: Any) -> dict[str, Any]:
         options.checkpoint,
         options.workdir,
         spec,
-        Sources(reading=options.reading(skip_bad=options.skip_bad), **options.fields_of(Sources)),
+        Sources(
+            reading=options.reading(skips_records=options.on_bad_record == "skip"),
+            **options.fields_of(Sources),
+        ),
         Settings(
             **options.fields_of(Settings)
             | {"length": length, "overrides": tuple(options.changes())}

@@ -4,23 +4,23 @@ Reads the sources, trains or loads a tokenizer, splits documents into sentences 
 with a validation split. An interrupted run resumes; the result does not depend on the number of
 workers.
 
-to train on from a model, take its tokenizer:
-  bert-jax prepare --tokenizer DIR --source texts/ --output corpus
+with the tokenizer of a model, to continue its training:
+  bert-jax prepare --tokenizer DIR --source texts/ --output-dir corpus
 other examples:
-  bert-jax prepare --source texts/ --output corpus --vocab-size 8192
-  bert-jax prepare --source rows.csv --text-field content --output corpus
-  zcat dump.jsonl.gz | bert-jax prepare --source stdin:.jsonl --output corpus
+  bert-jax prepare --source texts/ --output-dir corpus --vocab-size 8192
+  bert-jax prepare --source rows.csv --text-column content --output-dir corpus
+  zcat dump.jsonl.gz | bert-jax prepare --source stdin:.jsonl --output-dir corpus
 more text, trained on together with the first corpus:
-  bert-jax prepare --tokenizer corpus --known corpus --source new.txt --output more
-by many machines, with Apache Beam:
-  bert-jax prepare --runner DataflowRunner --source gs://BUCKET/crawl --output gs://BUCKET/corpus \
-      -- --project NAME --region NAME --temp_location gs://BUCKET/tmp
+  bert-jax prepare --tokenizer corpus --known corpus --source new.txt --output-dir more
+on many machines, with Apache Beam:
+  bert-jax prepare --runner DataflowRunner --source gs://BUCKET/crawl \
+      --output-dir gs://BUCKET/corpus -- --project NAME --region NAME --temp_location gs://BUCKET/tmp
 """
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bert_jax.cli.options import Address, Positional, Verb
 from bert_jax.config.fields import REQUIRED, section, setting
@@ -32,20 +32,19 @@ INTERRUPTED = "the same command resumes with the parts that are encoded"
 
 @section
 class PrepareOptions(CorpusOptions, Verb):
-    output: Address = setting(
+    output: Annotated[Address, "--output-dir"] = setting(
         REQUIRED,
-        "DIR: the corpus directory to write, to resume, or to find finished; with --runner it "
-        "may be at an address",
+        "DIR: corpus directory to write or to resume; with --runner it may be an address such as "
+        "gs://BUCKET/PATH",
     )
-    workers: int | None = setting(None, "N: processes (default: one per core)")
+    workers: int | None = setting(None, "N: number of processes (default: one per core)")
     runner: str | None = setting(
         None,
-        "NAME: run on many machines: a [runner of Apache Beam](cluster.md), such as "
-        "DataflowRunner, FlinkRunner, PortableRunner or DirectRunner (default: run on this "
-        "machine)",
+        "NAME: run on many machines with this runner of Apache Beam, for example DataflowRunner, "
+        "FlinkRunner or DirectRunner (default: run on this machine)",
     )
     runner_options: Positional[tuple[str, ...]] = setting(
-        (), "OPTIONS: options of the runner, after --"
+        (), "OPTIONS: options of the runner, after `--`"
     )
 
 
@@ -59,18 +58,17 @@ def run(options: PrepareOptions) -> None:
         from bert_jax.data.cluster.run import prepare_on
 
         if options.extend:
-            raise UsageError("`extend` is not executed by other machines: leave it or `runner` out")
+            raise UsageError("`extend` does not work with `runner`: leave one of them out")
         if options.workers is not None:
-            raise UsageError("`workers` is for this machine: options of a runner come after --")
+            raise UsageError("`workers` does not work with `runner`: name its options after --")
         flags, output = options.runner_options, str(options.output)
         manifest = prepare_on(options.runner, flags, output=output, **chosen)
     elif options.runner_options:
-        raise UsageError("options after -- are for a `runner`, and none is named")
+        raise UsageError("options after -- are options of a `runner`: name one")
     elif isinstance(options.output, str):
         raise UsageError(
-            f"{options.output} is an address, and this is written to a local directory; copy it "
-            "there afterwards, with gcloud storage cp --recursive, or name a `runner`, which can "
-            "write there"
+            f"`output_dir` {options.output} is an address: write to a local directory and copy "
+            "it with gcloud storage cp --recursive, or name a `runner`, which writes to addresses"
         )
     else:
         manifest = prepare(output=options.output, workers=options.workers, **chosen).manifest
@@ -133,4 +131,4 @@ def _refuse_name(source: str) -> None:
     is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not Path(source).parent.exists()
     if is_name or source.startswith("datasets:"):
         name = source.removeprefix("datasets:").strip("/")
-        raise UsageError(f"{source}: there is no such folder; for the hub, write hf:{name}")
+        raise UsageError(f"{source}: no such folder; for the hub, write hf:{name}")

@@ -1,14 +1,19 @@
 """Train on a corpus, or resume the run in the workdir.
 
 The same command resumes an interrupted run from its newest good checkpoint and ends with the same
-bits as an uninterrupted one.
+bits as an uninterrupted run.
+
+examples:
+  bert-jax pretrain bert_base --corpus runs/corpus --workdir runs/base --fit-memory
+  bert-jax pretrain bert_small_cpu --corpus runs/corpus --workdir runs/small --steps 2000 --seed 1
+  bert-jax pretrain bert_small_cpu --corpus runs/corpus --workdir runs/b --optimizer.kind lion
 """
 
 import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bert_jax import config_loader
 from bert_jax.cli.closing import COLUMNS, figure_rows
@@ -34,52 +39,73 @@ _EXPECTED_CURVES = "expected_curves"
 class PretrainOptions(WithConfig, TrainingOptions):
     corpus: Corpora = setting(
         REQUIRED,
-        "DIR|NAME=DIR: a directory of bert-jax prepare; repeat for [several, which are trained "
-        "on together](data.md#several-corpora)",
+        "DIR|NAME=DIR: a directory of bert-jax prepare; repeat to train on several corpora "
+        "together",
     )
     workdir: Address = setting(
         REQUIRED,
-        "DIR: where the run lives: a new directory, or that of the run to go on with; it may be"
-        " [gs://BUCKET/PATH](reliability.md#a-workdir-in-a-bucket)",
+        "DIR: directory of the run: a new one, or an existing one to resume; it may be "
+        "gs://BUCKET/PATH",
     )
+    steps: int | None = setting(
+        None, "N: number of updates; short for `--phases.steps`, for configs with one phase"
+    )
+    batch_size: int | None = setting(
+        None,
+        "N: sequences per update, over all devices; short for `--phases.global_batch_size`, for "
+        "configs with one phase",
+    )
+    learning_rate: float | None = setting(
+        None, "X: peak learning rate; short for `--optimizer.learning_rate`"
+    )
+    seed: int | None = setting(None, "N: seed of parameters, data order, masks and dropout")
     init_from: Address | None = setting(
         None,
-        "CHECKPOINT: start a new run from the parameters of this checkpoint: a workdir, one "
-        "step of it, a Hugging Face directory or a TF1 checkpoint. The run takes over its model"
-        " and heads, and takes data, phases, optimiser, dropout and [more "
-        "positions](lineage.md#positions-and-blocks) from CONFIG. Its tokenizer must be the "
-        "corpus's: make that with `bert-jax prepare --tokenizer CHECKPOINT`",
+        "CHECKPOINT: start a new run from the parameters of this checkpoint: a workdir, one step "
+        "of it, a Hugging Face directory or a TF1 checkpoint. Model and heads come from the "
+        "checkpoint; data, phases, optimizer and dropout come from CONFIG. Make the corpus with "
+        "the same tokenizer: `bert-jax prepare --tokenizer CHECKPOINT`",
     )
     allow_missing_heads: bool = setting(
-        False, "begin a head of --init-from afresh where it is not whole"
+        False, "initialize the heads that the --init-from checkpoint lacks or has in part"
     )
     ignore_unexpected: tuple[str, ...] = setting(
         (),
-        "PATTERN: for an --init-from of another system: leave out the extra tensors of these "
-        "names, such as `'cls.extra.*'`; repeat for several",
+        "PATTERN: leave out the extra tensors of the --init-from checkpoint with these names, for "
+        "example `'cls.extra.*'`; repeat for several",
     )
     allow_change: tuple[str, ...] = setting(
         (),
-        "FIELD: go on although this field (such as `optimizer.learning_rate` or corpus), or "
-        "this section (such as phases), differs from the workdir's; repeat for several",
+        "FIELD: resume although this field (for example `optimizer.learning_rate` or corpus) or "
+        "section (for example phases) differs from the workdir; repeat for several",
     )
-    expect: Address | None = setting(
+    expect: Annotated[Address | None, "--compare-with"] = setting(
         None,
-        "FILE|RUN: a finished run with which this run is compared, or a file with its curves: a "
-        "warning states [where the losses differ](reproducing.md#is-my-curve-healthy). The config "
-        "of the demo has recorded curves",
+        "FILE|RUN: a finished run, or a file with its curves: log a warning if the losses of this "
+        "run differ from it",
     )
-    json: bool = setting(False, "print the closing figures as JSON, instead of the table")
+    json: bool = setting(False, "print the final metrics as JSON in place of the table")
     profile_steps: str | None = setting(
-        None, "A:B: trace steps A to B into WORKDIR/profile, for TensorBoard or Perfetto"
+        None, "A:B: write a trace of steps A to B to WORKDIR/profile, for TensorBoard or Perfetto"
     )
 
+    def changes(self) -> list[str]:
+        """Returns the changes of the config that all options ask for."""
+        chosen = {
+            "phases.steps": self.steps,
+            "phases.global_batch_size": self.batch_size,
+            "optimizer.learning_rate": self.learning_rate,
+            "seed": self.seed,
+        }
+        short = [f"{field}={value}" for field, value in chosen.items() if value is not None]
+        return [*short, *TrainingOptions.changes(self)]
+
     def expecting(self, config: TrainConfig) -> TrainConfig:
-        """Returns the config with the hook that --expect asks for."""
+        """Returns the config with the hook that --compare-with asks for."""
         if self.expect is None:
             return config
         if _EXPECTED_CURVES not in HOOKS:
-            raise UsageError(f"--expect: hook {HOOKS.problem(_EXPECTED_CURVES)}")
+            raise UsageError(f"--compare-with: hook {HOOKS.problem(_EXPECTED_CURVES)}")
         others = [hook for hook in config.hooks if hook.kind != _EXPECTED_CURVES]
         hook = HookConfig.of_kind(_EXPECTED_CURVES)(expect=str(self.expect))
         return dataclasses.replace(config, hooks=(*others, hook))
@@ -91,7 +117,7 @@ def run(options: PretrainOptions) -> None:
     place = corpora(options.corpus)
     assert place is not None
     with Start("bert-jax pretrain", **options.connection()) as start:
-        # Of a run that goes on from a checkpoint the model is not known yet: it is checked later.
+        # With --init-from the checkpoint decides the model, so the config is checked later.
         resolved = config_loader.load_config(
             options.config, options.changes(), checked=options.init_from is None
         )
@@ -108,7 +134,7 @@ def run(options: PretrainOptions) -> None:
             init_from=options.init_from,
             allow_missing_heads=options.allow_missing_heads,
             ignore_unexpected=options.ignore_unexpected,
-            own_fields=[field.partition("=")[0].strip() for field in options.overrides],
+            own_fields=[field.partition("=")[0].strip() for field in options.changes()],
             profile_steps=profile,
             allowed_changes=options.allow_change,
             fit_memory=options.fit_memory,
@@ -132,8 +158,8 @@ def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:
     if "tokens_per_second" in closing:
         rows.append(("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""))
     if "sequences_per_second" in closing:
-        packed = f"{closing['sequences_per_step']:,.0f} a step; {closing['padding']:.1%} padding"
-        rows.append(("in sequences", f"{closing['sequences_per_second']:,.1f} a second", packed))
+        packed = f"{closing['sequences_per_step']:,.0f} per step; {closing['padding']:.1%} padding"
+        rows.append(("in sequences", f"{closing['sequences_per_second']:,.1f} per second", packed))
     table(f"{workdir}, step {closing['step']:,}", COLUMNS, rows)
     for line in expected.get("warnings", ()):
         note(f"warning: {line}")

@@ -1,1 +1,1 @@
-"""One corpus made by many machines: the stages of `prepare` as a graph that Apache Beam runs."""
+"""Makes one corpus on many machines: the stages of `prepare` as a graph for Apache Beam."""

@@ -1,7 +1,7 @@
-"""The stages of a corpus, run by Apache Beam.
+"""Runs the stages of a corpus with Apache Beam.
 
-Beam groups what is grouped. One worker each has all elements of a stage that `one` runs: a line per
-unit, the sizes of the sample's texts, a line per piece or shard.
+Beam does the grouping. A stage that `one` runs gets all elements on one worker: one line per unit,
+the sizes of the sample's texts, one line per piece or shard.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,12 +14,12 @@ from bert_jax.data.cluster.reports import reported
 from bert_jax.data.corpus.job import Job
 from bert_jax.data.corpus.pipeline import Stage, listed
 
-# Values that are kept before they are merged.
+# Values that are collected before they are merged.
 _KEPT = 32
 
 
 class BeamEngine:
-    """An engine: elements are PCollections, and stages are steps of a pipeline."""
+    """An engine with PCollections as elements, and stages as steps of a pipeline."""
 
     def __init__(self, job: Job, pipeline: Any) -> None:
         self._job, self._pipeline = job, pipeline

@@ -1,7 +1,7 @@
-"""Beam's runner for this machine, with worker processes that leave the terminal to the command.
+"""Beam's local runner, with worker processes that do not use the terminal.
 
-Beam's worker processes would react to Ctrl-C, and print each error with a traceback on the
-terminal; the command reports the error in one line.
+Beam's worker processes would react to Ctrl-C, and print a traceback of each error to the terminal;
+the command reports the error in one line.
 """
 
 import os
@@ -23,7 +23,7 @@ class DirectRunner(FnApiRunner):
     def run_via_runner_api(self, pipeline_proto: Any, options: Any) -> Any:
         for environment in pipeline_proto.components.environments.values():
             if environment.urn == python_urns.SUBPROCESS_SDK:
-                # It replaces the shell, which would end with a terminal that closes.
+                # `exec` replaces the shell, which would end when the terminal closes.
                 command = f"exec {shlex.quote(sys.executable)} -m {__name__}"
                 environment.payload = command.encode()
         return super().run_via_runner_api(pipeline_proto, options)

@@ -1,7 +1,7 @@
 """The package that workers install: this package, with the requirements of its stages.
 
-A worker reads and encodes text; it does not need jax or TensorFlow. The packages that decide the
-bytes of a corpus have the same versions as here.
+Workers read and encode text and do not need jax or TensorFlow. The packages that decide the bytes
+of a corpus have the same versions as in this environment.
 
     python -m bert_jax.data.cluster.package FOLDER [EXTRA ...]
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import requires, version
 from pathlib import Path
 
-# Packages that the stages import; those of the first list decide the bytes of a corpus.
+# Packages that the stages import. Those in the first list decide the bytes of a corpus.
 _DECISIVE = ("tokenizers", "sentencex", "sentencepiece")
 _OTHERS = ("numpy", "fsspec", "filelock", "huggingface-hub", "msgspec", "protobuf")
 _EXTRAS = ("crawl", "formats")
@@ -23,10 +23,10 @@ _EPOCH = (2020, 1, 1, 0, 0, 0)
 
 
 def write_wheel(folder: Path, extras: Sequence[str] = ()) -> Path:
-    """Writes the wheel to a folder, and returns its path. Equal code makes equal bytes.
+    """Writes the wheel to a folder and returns its path. Equal code gives equal bytes.
 
-    `extras` are the extras of bert-jax that the sources and the output need; those of the formats
-    are always included.
+    `extras` are the extras of bert-jax that the sources and the output need; the extra for file
+    formats is always included.
     """
     here = Path(__file__).parents[2]
     name, number = f"{here.name}-{version('bert-jax')}", version("bert-jax")

@@ -1,4 +1,4 @@
-"""The reports of a job's machines to the command: notes for the user, and the error that ends the
+"""Reports from a job's machines to the command: notes for the user, and the error that ends the
 job.
 """
 
@@ -17,12 +17,12 @@ from bert_jax.errors import BertJaxError, shown
 
 _T = TypeVar("_T")
 _ERROR = "error.json"
-# Lines that this process has logged: in the command's process they are shown already.
+# Lines that this process has logged: the command's process has already shown them.
 _logged: set[str] = set()
 
 
 def reported(job: Job, stage: Callable[..., _T], *arguments: Any) -> _T:
-    """Runs a stage, and reports on it in the folder of this attempt."""
+    """Runs a stage, and writes its report to the folder of this attempt."""
     folder = job.scratch / "reports"
     lines: list[str] = []
     try:
@@ -40,26 +40,26 @@ def reported(job: Job, stage: Callable[..., _T], *arguments: Any) -> _T:
 
 
 def error_of(folder: Folder) -> BertJaxError | None:
-    """Returns the error that a stage has reported, if one has. `folder` is that of the attempt."""
+    """Returns the error that a stage reported, if any. `folder` is the folder of the attempt."""
     if not (folder / "reports").has(_ERROR):
         return None
     report = json.loads((folder / "reports").read(_ERROR))
     kind = getattr(errors, str(report["kind"]), None)
     if not (isinstance(kind, type) and issubclass(kind, BertJaxError)):
         kind = BertJaxError
-    # Anyone with access to the folder could have written the report.
+    # Everyone with access to the folder could have written the report.
     return kind(*(shown(str(line)) for line in report["lines"]))
 
 
 class Reports:
-    """The reports of a job, as they come. `folder` is that of the attempt."""
+    """The reports of a job as they arrive. `folder` is the folder of the attempt."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder / "reports"
         self._shown: set[str] = set()
 
     def notes(self) -> Iterator[str]:
-        """Yields the lines that came since the last call."""
+        """Yields the lines that arrived since the last call."""
         for name in sorted((self._folder / "notes").names() - self._shown):
             self._shown.add(name)
             for line in json.loads((self._folder / "notes").read(name)):
@@ -80,7 +80,7 @@ class _Lines(logging.Handler):
 
 @contextlib.contextmanager
 def _noted(lines: list[str]) -> Iterator[None]:
-    """Adds to `lines` what is noted inside. The log keeps the level of notes afterwards."""
+    """Adds the notes inside the block to `lines`. Keeps the log level of notes afterwards."""
     logger, handler = logging.getLogger("bert_jax"), _Lines(lines)
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""The command that has a corpus made by Apache Beam: it starts the job and waits for it."""
+"""The command that makes a corpus with Apache Beam: starts the job and waits for it."""
 
 import contextlib
 import io
@@ -24,34 +24,34 @@ from bert_jax.errors import BertJaxError, UsageError, install_command
 from bert_jax.progress import Progress, note
 from bert_jax.worker import kill_descendants
 
-# Seconds for which the job's folder may be unreachable from here.
+# The seconds for which the job's folder may be unreachable from this machine.
 _UNHEARD = 900.0
 _WITHOUT_CONTAINERS = ("EXTERNAL", "PROCESS", "LOOPBACK")
-# Seconds between two looks at a job on a disk, and in a bucket.
+# The seconds between two checks of a job on disk, and in a bucket.
 _NEAR, _FAR = 0.5, 5.0
-# The class that runs `DirectRunner`: Beam would fetch another program for it from the web.
+# The class that runs `DirectRunner`: Beam would download another program for it.
 _DIRECT = "DirectRunner"
 _LOCAL = "bert_jax.data.cluster.direct_runner.DirectRunner"
 _DATAFLOW = "DataflowRunner"
 _RUNNERS = (_DIRECT, _DATAFLOW, "FlinkRunner", "SparkRunner", "PortableRunner")
 _FAILURE = "failure.txt"
-# Options of a runner that name the place from which workers install bert-jax.
+# Options of a runner that name the package from which workers install bert-jax.
 _WITH_PACKAGE = ("extra_package", "requirements_file", "sdk_container_image", "setup_file")
 
 
 def prepare_on(
     runner: str, flags: Sequence[str], source: Sequence[str], output: str, **options: Any
 ) -> dict[str, Any]:
-    """Makes a corpus as `prepare` does, by a Beam runner with the options `flags`.
+    """Makes a corpus as `prepare` does, with a Beam runner and its options `flags`.
 
-    `output` may be an address. Returns the content of corpus.json. Raises as `prepare` does,
-    UsageError for options, sources and outputs that only one machine has, and BertJaxError where
-    the job fails.
+    `output` may be an address. Returns the content of corpus.json. Raises the exceptions of
+    `prepare`, UsageError for options, sources and outputs that only one machine can access, and
+    BertJaxError if the job fails.
     """
     if "workers" in options:
-        raise UsageError("`workers` is for this machine: options of a runner come after --")
+        raise UsageError("`workers` only applies to this machine: pass runner options after --")
     chosen = CorpusOptions(source=source, **options)  # type: ignore[arg-type]
-    # Beam takes names in any case, and without their end.
+    # Beam accepts names in any case, and without the suffix.
     short = {name.lower().removesuffix("runner"): name for name in _RUNNERS}
     runner = short.get(runner.lower().removesuffix("runner"), runner)
     _require_for_many(chosen, runner, output)
@@ -62,25 +62,25 @@ def prepare_on(
 
 
 def _require_for_many(options: CorpusOptions, runner: str, output: str) -> None:
-    """Raises UsageError for what other machines cannot read or write."""
+    """Raises UsageError for sources and outputs that other machines cannot access."""
     for source in (*options.source, *options.validation_source):
         if is_stdin(source) or is_here(source):
             raise UsageError(
-                f"`source` {source} is only on this machine: name files that all workers see, for "
-                "example in a bucket"
+                f"`source` {source} is only on this machine: name files that all workers can read, "
+                "for example in a bucket"
             )
         if runner == _DATAFLOW and not is_address(source):
             raise UsageError(f"`source` {source}: Dataflow reads from addresses, such as gs://")
     if is_address(output) and not output.startswith(("gs://", "s3://")):
         raise UsageError(
-            f"`output` {output}: a job writes to a disk that all workers see, or to gs:// or s3://"
+            f"`output` {output}: name a folder that all workers can write, or gs:// or s3://"
         )
     if runner == _DATAFLOW and not is_address(output):
         raise UsageError(f"`output` {output}: Dataflow writes to an address, such as gs://")
 
 
 class _Run:
-    """A pipeline whose options are right, to be run."""
+    """A pipeline with valid options, ready to run."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class _Run:
         self._pipeline = pipeline_of(runner, flags, extras_of(options, output), folder)
 
     def __call__(self, job: Job, units: list[Unit]) -> None:
-        """Runs the job to its end. Raises BertJaxError where it fails, and cancels it where this
-        process ends first.
+        """Runs the job to its end. Raises BertJaxError if it fails, and cancels it if this process
+        ends first.
         """
         from bert_jax.data.cluster.beam import BeamEngine  # Beam is installed
 
@@ -137,15 +137,15 @@ class _Run:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise BertJaxError(
             f"{self._runner} failed: {lines[-1] if lines else type(error).__name__} "
-            f"({job.folder}/{_FAILURE} has the whole message); the same command resumes"
+            f"(full message: {job.folder}/{_FAILURE}); run the same command to resume"
         ) from error
 
 
 def pipeline_of(runner: str, flags: Sequence[str], extras: Sequence[str], folder: Path) -> Any:
     """Returns an empty pipeline with the runner's options.
 
-    Workers in containers install this package with `extras`, which is written to a folder, unless
-    the options of the runner name another package. Raises UsageError for wrong options.
+    Workers in containers install this package with `extras` from `folder`, unless the options of
+    the runner name another package. Raises UsageError for invalid options.
     """
     try:
         import apache_beam as beam  # pyright: ignore[reportMissingImports]
@@ -160,7 +160,7 @@ def pipeline_of(runner: str, flags: Sequence[str], extras: Sequence[str], folder
     # Beam logs each error of a stage with its traceback; the stage reports it as one line.
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     named = _LOCAL if runner == _DIRECT else runner
-    # No stage needs what this process has in memory.
+    # Stages do not need the memory of this process.
     usual: dict[str, Any] = {"runner": named, "save_main_session": False}
     options = PipelineOptions(flags)
     try:
@@ -178,19 +178,19 @@ def pipeline_of(runner: str, flags: Sequence[str], extras: Sequence[str], folder
     # Beam ignores a word that is neither an option nor the value of an option.
     for before, word in itertools.pairwise(("", *flags)):
         if not word.startswith("-") and ("=" in before or not before.startswith("-")):
-            raise UsageError(f"`runner` {runner}: {word!r} is no option: each begins with --")
+            raise UsageError(f"`runner` {runner}: {word!r} is not an option: options begin with --")
     kind = options.view_as(PortableOptions).environment_type
     is_near = named == _LOCAL or kind in _WITHOUT_CONTAINERS
     if not is_near and not any(flag.lstrip("-").startswith(_WITH_PACKAGE) for flag in flags):
         usual["extra_packages"] = [str(write_wheel(folder, extras))]
     try:
         return beam.Pipeline(options=PipelineOptions(flags, **usual))
-    except ValueError as error:  # an option is wrong, or missing
+    except ValueError as error:  # an option is invalid or missing
         reason = " ".join(str(error).split())
         raise UsageError(f"`runner` {runner}: {reason} (its options come after --)") from error
     except ImportError as error:
         raise UsageError(
-            f"`runner` {runner} needs more of Apache Beam ({error}): "
+            f"`runner` {runner} needs more Apache Beam packages ({error}): "
             f"{install_command('apache-beam[gcp]', 'gcsfs')}"
         ) from error
 
@@ -199,7 +199,7 @@ def extras_of(options: CorpusOptions, output: Folder) -> list[str]:
     """Returns the extras of bert-jax that workers need."""
     places = (*options.source, *options.validation_source, str(output))
     extras = [KINDS.get(place.partition(":")[0]) for place in places]
-    extras += ["near-duplicates"] if options.near_duplicates is not None else []
+    extras += ["near-duplicates"] if options.dedup_threshold is not None else []
     return sorted({extra for extra in extras if extra is not None})
 
 
@@ -234,13 +234,13 @@ def _wait(job: Job, reports: Reports, thread: threading.Thread, units: int) -> N
                 pieces = len(job.pieces.names())
                 shards = len((job.output / "train").names()) // 3
             except (BertJaxError, OSError):
-                # The job may be well, and only the network of this machine fail.
+                # The job may be running normally while this machine's network fails.
                 if time.monotonic() - heard > _UNHEARD:
                     raise
                 continue
             heard = time.monotonic()
             progress.advance(0)
-            # To list many pieces in a bucket takes long.
+            # Listing many pieces in a bucket is slow.
             seconds = max(usual, 10 * (time.monotonic() - began))
     for line in reports.notes():
         note(line)

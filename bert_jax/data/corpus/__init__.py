@@ -1,1 +1,1 @@
-"""Text becomes a tokenised corpus on disk."""
+"""Converts text to a tokenized corpus on disk."""

@@ -1,7 +1,7 @@
-"""The documents that a corpus keeps, and their split: each document once, on one side.
+"""Decides which documents a corpus keeps, and in which split: each document once.
 
 Duplicates and splits depend on the words of a document (`matching/identity.py`). The first document
-in the order of the sources stays; the sources of the validation split come first.
+in the order of the sources is kept; the sources of the validation split come first.
 """
 
 import enum
@@ -27,11 +27,11 @@ class Fate(enum.IntEnum):
     KEPT, DUPLICATE, NEAR_DUPLICATE, CONTAMINATED = range(4)
 
 
-# Bad files that are listed; of more, their number is given.
+# The most bad files that are listed; the rest is only counted.
 _LISTED = 100
-# Text by which the language is guessed.
+# The size of the text from which the language is guessed.
 _LOOKED_AT_BYTES = 1 << 20
-# Per document: its split, as a place in SPLITS, and its `Fate`.
+# Per document: its split, as an index into SPLITS, and its `Fate`.
 DECIDED = np.dtype([("split", "u1"), ("fate", "u1")])
 
 
@@ -74,14 +74,14 @@ def duplicates(job: Job, of: int, several: Iterable[Hashes]) -> list[tuple[int, 
 
 @dataclass(kw_only=True)
 class Counts:
-    """Counts of documents, of one unit or of all."""
+    """Counts of the documents of one unit or of all units."""
 
     # Documents by split and fate: int64 [splits, fates].
     documents: np.ndarray = field(default_factory=lambda: np.zeros((len(SPLITS), len(Fate)), int))
-    # Bytes of the text that is kept: int64 [splits].
+    # Bytes of the kept text: int64 [splits].
     kept_bytes: np.ndarray = field(default_factory=lambda: np.zeros(len(SPLITS), int))
     findings: Findings = field(default_factory=Findings)
-    contaminated: set[int] = field(default_factory=set)  # records of test sets that were found
+    contaminated: set[int] = field(default_factory=set)  # matched records of test sets
 
     def add(self, other: "Counts") -> None:
         """Adds the counts of the next unit."""
@@ -91,7 +91,7 @@ class Counts:
         self.contaminated = self.contaminated | other.contaminated
 
     def of(self, fate: Fate) -> dict[str, int]:
-        """Returns the documents of a fate by split."""
+        """Returns the number of documents of a fate by split."""
         return {split: int(self.documents[at, fate]) for at, split in enumerate(SPLITS)}
 
     @property
@@ -118,23 +118,23 @@ def _decided_file(unit: int, *, is_last: bool) -> str:
 
 
 def decided_of(job: Job, unit: int, *, is_last: bool = True) -> np.ndarray:
-    """Returns what becomes of the documents of a unit: DECIDED [documents].
+    """Returns the decisions about the documents of a unit: DECIDED [documents].
 
-    Without `is_last` it is the decision before near duplicates are dropped.
+    Without `is_last` they are the decisions before near duplicates are dropped.
     """
-    is_last = is_last or job.options.near_duplicates is None
+    is_last = is_last or job.options.dedup_threshold is None
     return np.frombuffer(job.scratch.read(_decided_file(unit, is_last=is_last)), DECIDED)
 
 
 def decide(job: Job, number: int, _: Unit, duplicates: Iterable[bytes]) -> list[tuple[int, Counts]]:
-    """Decides what becomes of the documents of a unit, and writes the decisions. Returns counts."""
+    """Decides about the documents of a unit, and writes the decisions. Returns counts."""
     found = Found.load(job, number)
     decided = np.zeros(len(found.documents), DECIDED)
     decided["split"] = found.documents["split"]
     decided["fate"][np.array([*found.contaminated], np.int64)] = Fate.CONTAMINATED
     for numbers in duplicates:
         decided["fate"][np.frombuffer(numbers, np.uint32)] = Fate.DUPLICATE
-    is_last = job.options.near_duplicates is None
+    is_last = job.options.dedup_threshold is None
     job.scratch.write(_decided_file(number, is_last=is_last), decided.tobytes())
     return [(number, _counts(found, decided))]
 
@@ -142,7 +142,7 @@ def decide(job: Job, number: int, _: Unit, duplicates: Iterable[bytes]) -> list[
 def drop(
     job: Job, number: int, _: Unit, near_duplicates: Iterable[bytes]
 ) -> list[tuple[int, Counts]]:
-    """Decides again, of a unit with near duplicates. Returns counts."""
+    """Decides again about a unit with near duplicates. Returns counts."""
     decided = decided_of(job, number, is_last=False).copy()
     for numbers in near_duplicates:
         decided["fate"][np.frombuffer(numbers, np.uint32)] = Fate.NEAR_DUPLICATE
@@ -154,14 +154,14 @@ def drop(
 
 
 class Whole(NamedTuple):
-    """The counts of all units, and where the text of each begins."""
+    """The counts of all units, and the position of each unit's text."""
 
     counts: Counts
     begun: dict[int, tuple[int, ...]]  # unit -> bytes of each split that are kept before it
 
 
 def begun(whole: Whole) -> list[tuple[int, tuple[int, ...]]]:
-    """Returns where each unit begins."""
+    """Returns the position of each unit's text."""
     return [*whole.begun.items()]
 
 
@@ -175,8 +175,8 @@ def added_up(lines: Iterable[tuple[int, Counts]]) -> Whole:
 
 
 def require_two(job: Job, documents: Mapping[str, int], counts: Counts) -> None:
-    """Raises UsageError for a split with fewer than two documents: a next-sentence pair takes text
-    of another document. `documents` are those of each split.
+    """Raises UsageError for a split with fewer than two documents, since a next-sentence pair takes
+    text from another document. `documents` is the number of documents by split.
     """
     where, total = ", ".join(job.options.source), sum(documents.values())
     if total == 0 and counts.total:
@@ -185,14 +185,14 @@ def require_two(job: Job, documents: Mapping[str, int], counts: Counts) -> None:
             for fate in Fate
             if (number := sum(counts.of(fate).values()))
         )
-        raise UsageError(f"{where}: no document is left of {counts.total:,} ({dropped})")
+        raise UsageError(f"{where}: all {counts.total:,} documents were dropped ({dropped})")
     if total == 0:
-        raise UsageError(f"{where}: empty: no document with text")
+        raise UsageError(f"{where}: empty: no document contains text")
     if total == 1:
         raise UsageError(
             f"{where}: only one document; next-sentence pairs need another document. Documents in "
-            ".txt files are separated by a blank line; `document` line makes one of each line, "
-            "`document` file of each file"
+            ".txt files are separated by a blank line; `document_boundary` line "
+            "makes one of each line, `document_boundary` file of each file"
         )
     for split, number in documents.items():
         if number < 2:
@@ -204,7 +204,7 @@ def require_two(job: Job, documents: Mapping[str, int], counts: Counts) -> None:
 
 
 def assign(job: Job, lines: Iterable[tuple[int, Counts]]) -> Whole:
-    """Returns the counts of all units, and where the text of each begins.
+    """Returns the counts of all units, and the position of each unit's text.
 
     Raises UsageError for sources that cannot be read, and for too few documents.
     """
@@ -213,9 +213,9 @@ def assign(job: Job, lines: Iterable[tuple[int, Counts]]) -> Whole:
     if job.contamination is not None:
         for source, found in job.contamination.counts(whole.counts.contaminated).items():
             short = found["records"] - found["looked_for"]
-            aside = f" ({short:,} of fewer than {FEWEST} words are not looked for)" if short else ""
+            aside = f" ({short:,} with fewer than {FEWEST} words are skipped)" if short else ""
             share = f"{found['found']:,} of {found['records']:,}"
-            note(f"{source}: {share} records are in the text{aside}")
+            note(f"{source}: {share} records occur in the text{aside}")
     require_two(job, whole.counts.of(Fate.KEPT), whole.counts)
     if job.options.language is None:
         beginnings = (Found.load(job, unit).beginning for unit in sorted(whole.begun)[:16])
@@ -224,46 +224,46 @@ def assign(job: Job, lines: Iterable[tuple[int, Counts]]) -> Whole:
 
 
 def _note_bad(job: Job, counts: Counts) -> None:
-    """Notes files and records that are left out.
+    """Prints notes about files and records that are skipped.
 
-    Raises UsageError where nothing may be left out, or where too many records are bad.
+    Raises UsageError if `on_bad_record` skip is not set, or if too many records are bad.
     """
     findings = counts.findings
     files = [*findings.files.values()]
-    if len(files) == 1 and not job.options.skip_bad:
-        raise UsageError(f"{files[0]}; or leave it out with `skip_bad`")
+    if len(files) == 1 and not job.options.skips_bad_records:
+        raise UsageError(f"{files[0]}; fix the file, or skip it with `on_bad_record` skip")
     if files:
         more = [f"  and {len(files) - _LISTED:,} more"] * (len(files) > _LISTED)
         listed = [f"  {why}" for why in files[:_LISTED]] + more
-        if not job.options.skip_bad:
-            fix = "fix them, or leave them out with `skip_bad`"
+        if not job.options.skips_bad_records:
+            fix = "fix them, or skip them with `on_bad_record` skip"
             raise UsageError(f"{len(files):,} files cannot be read:", *listed, fix)
-        for line in (f"left out {len(files):,} files, which cannot be read:", *listed):
+        for line in (f"skipped {len(files):,} files that cannot be read:", *listed):
             note(line)
     bad = findings.records.total()
     if bad:
         total = bad + counts.total + findings.without_text
-        limit = job.options.skip_bad_limit
+        limit = job.options.bad_record_limit
         listed = [
             f"  {number:,} in {name}; the first: {findings.first_bad[name]}"
             for name, number in findings.records.most_common(_LISTED)
         ]
         if bad > limit * total:
             raise UsageError(
-                f"{bad:,} of {total:,} records cannot be read, more than the share "
-                f"`skip_bad_limit` {limit:g}:",
+                f"{bad:,} of {total:,} records cannot be read, a larger share than "
+                f"`bad_record_limit` {limit:g}:",
                 *listed,
             )
-        for line in (f"left out {bad:,} of {total:,} records, which cannot be read:", *listed):
+        for line in (f"skipped {bad:,} of {total:,} records that cannot be read:", *listed):
             note(line)
 
 
 def parts_of(
     job: Job, found: Found, decided: np.ndarray, begun: Sequence[int]
 ) -> dict[str, dict[int, int]]:
-    """Returns of each split the number, in the unit, of a part's last document -> the part.
+    """Returns, for each split, the last document of each part (numbered in the unit) -> the part.
 
-    Of each split, `begun` bytes are kept before the unit.
+    `begun` bytes of each split are kept before the unit.
     """
     parts: dict[str, dict[int, int]] = {}
     for at, split in enumerate(SPLITS):

@@ -1,7 +1,7 @@
-"""The second reading of a unit: its documents, encoded in pieces of a few megabytes.
+"""The second pass over a unit: encodes its documents in pieces of a few megabytes.
 
 The name of a piece is the hash of everything that decides its content: documents, tokenizer,
-segmenter, format. A file of that name is the right one, and complete.
+segmenter, format. A file with this name has the right content and is complete.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from bert_jax.data.pool import count, offer
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import DataDamaged, UsageError
 
-# Sentences per call of the tokenizer: while it runs, a token takes hundreds of bytes.
+# Sentences per call of the tokenizer, which needs hundreds of bytes per token while it runs.
 _SENTENCES_PER_CALL = 1024
-# The version of the rules by which sentences come with a space before them.
+# The version of the rules that put a space before sentences.
 SPACE_RULES = 2
 
 
@@ -57,14 +57,14 @@ class _Texts(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """The content of a piece. Sentences and documents without a token are left out."""
+    """The content of a piece. Sentences and documents without tokens are omitted."""
 
     tokens: np.ndarray  # uint16 or uint32 [tokens]
     sentences: np.ndarray  # tokens of each sentence, uint32 [sentences]
     documents: np.ndarray  # sentences of each document, uint32 [documents]
-    words: int  # separated by white space, in the documents that are left
+    words: int  # separated by white space, in the documents with tokens
     empty_documents: int
-    stripped_marks: int  # of letters, by the tokenizer
+    stripped_marks: int  # removed from letters by the tokenizer
 
     def save(self, folder: Folder, name: str) -> None:
         """Writes the file of a piece."""
@@ -77,10 +77,10 @@ class EncodedPart:
 def encode(
     job: Job, number: int, unit: Unit, begun: Iterable[Sequence[int]], of: SharedTokenizer
 ) -> Iterator[Piece]:
-    """Encodes the documents of a unit that are kept, except pieces that exist already.
+    """Encodes the kept documents of a unit, except for pieces that exist already.
 
-    Where other processes have nothing to do, they encode pieces of this unit. Raises UsageError for
-    a unit that changed since its first reading.
+    Idle processes also encode pieces of this unit. Raises UsageError for a unit that changed since
+    the first pass.
     """
     (before,) = begun
     for texts in _texts_by_piece(job, number, unit, before, of):
@@ -141,9 +141,9 @@ def piece_file(key: str) -> str:
 
 
 def _tokens_of_piece(pieces: Folder, key: str) -> int | None:
-    """Returns the number of tokens of a piece; None for an absent or damaged one.
+    """Returns the number of tokens of a piece; None if the piece is missing or damaged.
 
-    Only the counts are read: `read_piece` finds damage of the rest.
+    Only the counts are read: `read_piece` detects other damage.
     """
     if not pieces.has(piece_file(key)):
         return None
@@ -153,7 +153,7 @@ def _tokens_of_piece(pieces: Folder, key: str) -> int | None:
 
 
 def read_piece(pieces: Folder, key: str) -> EncodedPart:
-    """Raises DataDamaged, with the file removed, where a piece differs from its checksums."""
+    """Raises DataDamaged, and removes the file, if a piece differs from its checksums."""
     with _opened(pieces, key) as arrays:
         words, empty_documents, stripped_marks, _ = map(int, arrays["counts"])
         tokens, sentences, documents = (arrays[n] for n in ("tokens", "sentences", "documents"))
@@ -162,7 +162,7 @@ def read_piece(pieces: Folder, key: str) -> EncodedPart:
 
 @contextlib.contextmanager
 def _opened(pieces: Folder, key: str) -> Iterator[Any]:
-    """Yields the arrays of a piece. Raises DataDamaged, with the file removed, for damage."""
+    """Yields the arrays of a piece. Raises DataDamaged, and removes the file, if it is damaged."""
     try:
         with (
             pieces.fetched([piece_file(key)]) as (file,),
@@ -176,7 +176,7 @@ def _opened(pieces: Folder, key: str) -> Iterator[Any]:
             raise
         pieces.remove([piece_file(key)])
         raise DataDamaged(
-            f"{pieces}/{piece_file(key)} was damaged and is removed now: run the same command again"
+            f"{pieces}/{piece_file(key)} was damaged and is now removed: run the same command again"
         ) from error
 
 
@@ -188,12 +188,12 @@ def encode_documents(
 ) -> EncodedPart:
     """Splits texts into sentences, by the rules of `language`, and encodes the sentences.
 
-    `texts` are UTF-8, their paragraphs separated by newlines. Where the space before a word decides
-    its ids, a sentence comes with the space that it has in running text, and without a space where
-    the text has none, as in Chinese.
+    `texts` are UTF-8 with newlines between paragraphs. If ids depend on the space before a word,
+    each sentence is encoded with its space in running text, or without a space if the text has
+    none, as in Chinese.
     """
     sentences: list[str] = []
-    joined: list[bool] = []  # to the sentence before, without a space between them
+    joined: list[bool] = []  # whether no space separates the sentence from the one before it
     sentence_counts: list[int] = []
     words: list[int] = []
     stripped_marks = 0

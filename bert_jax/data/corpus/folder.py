@@ -1,5 +1,5 @@
-"""The folder of a corpus while it is made: its files, on a disk or in a bucket, which every process
-of a job sees; its lock, and what must not be there.
+"""The folder of a corpus while it is made, on disk or in a bucket: its files, which all processes
+of a job access, its lock, and checks that nothing else is overwritten.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ from bert_jax.data.corpus.store import MANIFEST
 from bert_jax.data.sources import address
 from bert_jax.errors import StorageFailed, UsageError, reason_of
 
-# What is in the folder while a corpus is made, and is removed at the end.
+# The entries of the folder that exist only while a corpus is made.
 PARTS, LOCK = ".parts", ".lock"
-# The ending of files on a disk that are being written.
+# The suffix of files on disk that are being written.
 _UNFINISHED = ".new"
 _AT_ONCE = 32
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder by its address or path. A file in it is complete or absent; a file that is written
-    again replaces the old one.
+    """A folder at an address or path. A file in it is complete or absent; writing a file again
+    replaces it.
 
-    Raises UsageError, or Unreachable, for failures at an address, OSError on a disk.
+    Raises UsageError or Unreachable for failures at an address, OSError for failures on disk.
     """
 
     place: str
@@ -48,11 +48,11 @@ class Folder:
 
     @property
     def path(self) -> Path:
-        """Returns the path of a folder on a disk."""
+        """Returns the path of a folder on disk."""
         return Path(self.place)
 
     def has(self, name: str) -> bool:
-        """Returns whether there is a file of this name."""
+        """Returns whether a file with this name exists."""
         if not self.is_address:
             return (self.path / name).is_file()
         with address.failures(self.place):
@@ -77,13 +77,13 @@ class Folder:
             return self._system.cat_file(self._remote(name))
 
     def read_several(self, names: Sequence[str]) -> Iterator[bytes]:
-        """Yields the content of files, reading some of them at the same time."""
+        """Yields the contents of files, reading several at the same time."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for start in range(0, len(names), _AT_ONCE):
                 yield from pool.map(self.read, names[start : start + _AT_ONCE])
 
     def write(self, name: str, data: bytes, *, is_synced: bool = False) -> None:
-        """Writes a file; `is_synced` waits until it is on the disk."""
+        """Writes a file; with `is_synced`, waits until it is on disk."""
         if self.is_address:
             with address.failures(f"{self.place}/{name}"):
                 self._system.pipe_file(self._remote(name), data)
@@ -96,7 +96,7 @@ class Folder:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """Yields a path on this machine; its content becomes the file at the end of the block."""
+        """Yields a local path; its content becomes the file at the end of the block."""
         if self.is_address:
             with tempfile.TemporaryDirectory() as folder:
                 yield (file := files.inside(Path(folder), name.rpartition("/")[2]))
@@ -118,8 +118,8 @@ class Folder:
 
     @contextlib.contextmanager
     def fetched(self, names: Sequence[str]) -> Iterator[list[Path]]:
-        """Yields the paths of files on this machine: of a disk the files themselves, of a bucket
-        copies in one folder.
+        """Yields local paths of files: the files themselves if they are on disk, or copies in a
+        temporary folder if they are in a bucket.
         """
         if not self.is_address:
             yield [self.path / name for name in names]
@@ -150,7 +150,7 @@ class Folder:
                 self._system.rm(self._remote(""), recursive=True)
 
     def remove_unfinished(self) -> None:
-        """Removes the files on a disk that a process was writing when it was killed."""
+        """Removes incomplete files on disk, which remain if a process is killed."""
         if not self.is_address:
             for file in self.path.rglob(f"*{_UNFINISHED}"):
                 file.unlink(missing_ok=True)
@@ -194,10 +194,10 @@ def storage_failures(output: Path) -> Iterator[None]:
 def only_writer(output: Path) -> Iterator[None]:
     """Holds the lock of a corpus directory; an OSError inside becomes StorageFailed.
 
-    A directory that is made for the lock, and into which nothing is written, is removed. Raises
-    UsageError where another process has the lock.
+    If nothing is written to a directory that was created for the lock, it is removed. Raises
+    UsageError if another process holds the lock.
     """
-    remedy = "wait until it has ended, or choose another `output`"
+    remedy = "wait until it has finished, or choose another `output`"
     with storage_failures(output):
         was_there = output.exists()
         try:
@@ -205,9 +205,9 @@ def only_writer(output: Path) -> Iterator[None]:
                 try:
                     yield
                 finally:
-                    # The error from inside is the one to report.
+                    # The error inside the block is the one to report.
                     with contextlib.suppress(OSError):
-                        # With more in it, the folder of parts marks the directory as a corpus.
+                        # If the directory contains more, the parts folder marks it as a corpus.
                         if {path.name for path in output.iterdir()} <= {PARTS, LOCK}:
                             (output / PARTS).rmdir()
         finally:
@@ -217,7 +217,7 @@ def only_writer(output: Path) -> Iterator[None]:
 
 
 def require_outside(sources: Sequence[str], output: Folder) -> None:
-    """Raises UsageError for a corpus directory within a folder that is read."""
+    """Raises UsageError if the corpus directory is inside a source folder."""
     for source in sources:
         if output.is_address:
             folder = source.partition("**")[0].rstrip("/")
@@ -227,13 +227,13 @@ def require_outside(sources: Sequence[str], output: Folder) -> None:
             is_inside = Path(source).is_dir() and place.is_relative_to(Path(source).resolve())
         if is_inside:
             raise UsageError(
-                f"`output` {output} is inside of `source` {source}, and would itself be read as "
-                "text; choose a place outside"
+                f"`output` {output} is inside `source` {source}, and would be read as text; choose "
+                "an output folder outside the source"
             )
 
 
 def require_own(output: Folder) -> None:
-    """Raises UsageError where there is something that `prepare` did not make."""
+    """Raises UsageError if the output contains something that `prepare` did not make."""
     is_file = not output.is_address and output.path.is_file()
     found = set() if is_file else output.entries() - {LOCK}
     if is_file or (found and not found & {MANIFEST, PARTS}):

@@ -1,8 +1,8 @@
-"""A corpus to make: what the stages of `pipeline.py` know, and the values that go between them.
+"""Describes a corpus to make, and the values that pass between the stages of `pipeline.py`.
 
-Numbers, digests and names of files go from stage to stage, never text. Larger values are files in
-the job's folder, each complete or absent, under a name that its content or its unit decides. So a
-stage may run several times, on any machine, also at the same time.
+Stages exchange numbers, digests and names of files, never text. Larger values are files in the
+job's folder, each complete or absent, with a name that its content or its unit determines. A stage
+may therefore run several times, on any machine, also concurrently.
 """
 
 import dataclasses
@@ -22,15 +22,15 @@ from bert_jax.data.sources.stream import HELD_OUT, SourceOptions
 from bert_jax.errors import UsageError
 from bert_jax.versions import installed
 
-# Small files are read together.
+# Small files are read together, in units of this size.
 UNIT_BYTES = 4 << 20
-# The text of a split is cut into parts of this size; a document belongs to the part in which it
-# begins. Shards hold whole parts, so these sizes decide where shards end.
+# The text of a split is divided into parts of this size; a document belongs to the part in which it
+# begins. Shards contain whole parts, so these sizes decide where shards end.
 PART_BYTES = 4 << 20
 SHARD_TOKENS = 32 << 20
-# Text that the tokenizer is trained on.
+# The size of the tokenizer's training sample.
 SAMPLE_BYTES = 64 << 20
-# Units per range of hashes; and the most ranges.
+# Units per range of hashes, and the largest number of ranges.
 _UNITS_PER_RANGE, _MOST_RANGES = 64, 1024
 
 
@@ -41,7 +41,7 @@ NO_SPLIT = 255
 
 @dataclass(frozen=True)
 class Unit:
-    """Files that one process reads, one after the other. Can be pickled."""
+    """Files that one process reads in sequence. Can be pickled."""
 
     number: int
     readers: tuple[Reader, ...]
@@ -55,7 +55,7 @@ class Unit:
     def texts(self, without: Iterable[str]) -> Iterator[bytes]:
         """Yields the texts of the unit in UTF-8, except those of the files named in `without`.
 
-        Raises UsageError where a file cannot be read.
+        Raises UsageError if a file cannot be read.
         """
         left_out = {*without}
         for reader in self.readers:
@@ -73,7 +73,7 @@ def texts_of(reader: Reader, findings: Any = None) -> Iterator[tuple[bytes, bool
 def units_of(sources: Iterable[tuple[Sequence[str], SourceOptions]], unit_bytes: int) -> list[Unit]:
     """Returns the units of sources, in their order.
 
-    A unit has files of at least `unit_bytes`; a file of unknown size is a unit.
+    A unit contains files of at least `unit_bytes` in total, or one file of unknown size.
     """
     units: list[Unit] = []
     for names, reading in sources:
@@ -92,7 +92,7 @@ def units_of(sources: Iterable[tuple[Sequence[str], SourceOptions]], unit_bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A corpus that is asked for, and where it is made. Can be pickled."""
+    """A requested corpus, and the place where it is made. Can be pickled."""
 
     options: CorpusOptions
     output: Folder
@@ -100,9 +100,9 @@ class Job:
     by_character: bool  # one token per character: documents are compared exactly
     contamination: Contamination | None = None
     ranges: int = 1  # of hashes; the duplicates of each range are found at once
-    # A name that no other attempt has: files of an earlier attempt's late worker are not read.
+    # A unique name, so that files written by a late worker of an earlier attempt are not read.
     attempt: str = field(default_factory=lambda: secrets.token_hex(8))
-    # The module's sizes, so that every process has those of the command.
+    # Copies of the module's sizes, so that every process uses the sizes of the command.
     part_bytes: int = field(default_factory=lambda: PART_BYTES)
     shard_tokens: int = field(default_factory=lambda: SHARD_TOKENS)
     sample_bytes: int = field(default_factory=lambda: SAMPLE_BYTES)
@@ -111,18 +111,18 @@ class Job:
     def __post_init__(self) -> None:
         if not self.versions:
             names = ["bert-jax", "sentencex", "sentencepiece", "tokenizers"]
-            names += ["rensa"] if self.options.near_duplicates is not None else []
+            names += ["rensa"] if self.options.dedup_threshold is not None else []
             object.__setattr__(self, "versions", {n: installed(n).get(n) for n in names})
 
     def cut(self, reading: SourceOptions) -> "tuple[Job, list[Unit]]":
-        """Returns the units of the sources, and the job with the ranges for so many units."""
+        """Returns the units of the sources, and the job with the number of ranges for them."""
         units = units_of(self.options.of_sources(reading), UNIT_BYTES)
         ranges = max(1, min(_MOST_RANGES, len(units) // _UNITS_PER_RANGE))
         return dataclasses.replace(self, ranges=ranges), units
 
     @property
     def folder(self) -> Folder:
-        """Returns the folder of the files that the stages leave, also for later attempts."""
+        """Returns the folder of the files that the stages write, also for later attempts."""
         return self.output / PARTS
 
     @property
@@ -141,12 +141,12 @@ class Job:
         return self.output / "tokenizer"
 
     def require_versions(self) -> None:
-        """Raises UsageError where this machine has other packages than the command's machine."""
+        """Raises UsageError if this machine's packages differ from those of the command."""
         for name, theirs in self.versions.items():
             if (ours := installed(name).get(name)) != theirs:
                 raise UsageError(
-                    f"a worker has {name} {ours}, and the command {theirs}, which decides the "
-                    "bytes of the corpus: install the same version there"
+                    f"a worker has {name} {ours}, but the command has {theirs}, and the version "
+                    "decides the bytes of the corpus: install the same version on the workers"
                 )
 
 
@@ -171,8 +171,8 @@ class Hashes(NamedTuple):
 
     @staticmethod
     def joined(several: "Iterable[Hashes]") -> tuple[np.ndarray, np.ndarray]:
-        """Returns units, int64 [documents], and HASHED [documents], in the order of hashes; equal
-        hashes in the order of the sources.
+        """Returns units, int64 [documents], and HASHED [documents], sorted by hash; equal hashes in
+        the order of the sources.
         """
         found = [*several]
         rows = np.frombuffer(b"".join(each.rows for each in found), HASHED)
@@ -183,7 +183,7 @@ class Hashes(NamedTuple):
 
 
 def by_range(job: Job, hashes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields each range that has some of the hashes, and their places."""
+    """Yields each range that contains some of the hashes, and the indices of these hashes."""
     top = hashes >> np.uint64(32)
     where = (top * np.uint64(job.ranges) >> np.uint64(32)).astype(np.int64)
     for of in np.unique(where).tolist():

@@ -1,4 +1,4 @@
-"""The stages of a corpus, run by processes of this machine."""
+"""Runs the stages of a corpus in processes on this machine."""
 
 import time
 from collections import defaultdict
@@ -11,8 +11,8 @@ from bert_jax.data.corpus.pipeline import Stage, build, listed
 from bert_jax.data.pool import Pool
 from bert_jax.progress import Progress
 
-# The stages that are shown with the documents that they count, and those that are shown with their
-# elements where there are enough of them to take some seconds.
+# Stages with progress in documents, and stages with progress in elements, which is only shown if
+# there are enough elements to take some seconds.
 _BY_DOCUMENT = {look.look: "read sources", encode.encode: "prepare"}
 _BY_ELEMENT = {
     vocabulary.gather: "gather the sample",
@@ -23,17 +23,17 @@ _SHOWN = 8
 
 
 def make(job: Job, units: Sequence[Unit], workers: int) -> dict[str, Any]:
-    """Makes a corpus with so many processes. Returns the content of corpus.json."""
+    """Makes a corpus with `workers` processes. Returns the content of corpus.json."""
     with Pool(workers, job) as pool:
         return build(LocalEngine(job, pool), job, units)
 
 
 class LocalEngine:
-    """An engine: elements are lists, and stages are run at once."""
+    """An engine with lists as elements, which runs stages immediately."""
 
     def __init__(self, job: Job, pool: Pool) -> None:
         self._job, self._pool = job, pool
-        # Documents that were read, and the bytes of their texts.
+        # The documents read so far, and the bytes of their texts.
         self._documents: int | None = None
         self._bytes = 0
 
@@ -51,8 +51,8 @@ class LocalEngine:
                 if stage in _BY_DOCUMENT:
                     progress.advance(self._pool.counts[0] - progress.done)
 
-            # Starting a process takes a second: as long as the stages of a short text, which are
-            # run here, as is a task that has no others next to it.
+            # Starting a process takes a second, as long as all stages of a short text. These, and
+            # single tasks, therefore run in this process.
             is_short = self._documents is not None and self._bytes < 2 * self._job.part_bytes
             is_alone = len(found) == 1 and stage is not encode.encode
             is_here = (lambda _: True) if is_short or is_alone else _is_here
@@ -77,7 +77,7 @@ class LocalEngine:
             if stage is look.look:
                 return f"{documents:,} documents"
             seconds = time.monotonic() - began
-            before = f", {kept:,} documents from before" if kept else ""
+            before = f", {kept:,} documents reused" if kept else ""
             return (
                 f"{documents:,} documents ({(documents - kept) / seconds:,.0f}/s), "
                 f"{tokens:,} tokens ({tokens / seconds:,.0f}/s){before}"

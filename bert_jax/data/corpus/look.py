@@ -1,4 +1,4 @@
-"""The first reading of a unit: what decides which of its documents are kept."""
+"""The first pass over a unit: computes what decides which of its documents are kept."""
 
 import hashlib
 import io
@@ -18,24 +18,24 @@ from bert_jax.data.sources.read import Reader
 from bert_jax.data.sources.stream import Findings
 
 _COUNTED_AT_ONCE = 256
-# The first units, and the text of each, by which the language is guessed.
+# The number of first units, and the size of the text from each, to guess the language from.
 _FIRST_UNITS, _FIRST_BYTES = 16, 256 << 10
-# Per document: a hash that equal documents have in common; its priority, the lowest of which are
-# the tokenizer's sample; the beginning of the digest of its text; bytes of text; its split, as a
-# place in SPLITS.
+# Per document: a hash that is equal for duplicates; its priority (the lowest ones form the
+# tokenizer's sample); the first bytes of the digest of its text; bytes of text; its split, as an
+# index into SPLITS.
 FOUND = np.dtype([("words", "<u8"), ("priority", "<u8"), ("digest", ">u8"), ("size", "<u4"),
                   ("split", "u1")])  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The findings of the first reading of a unit, without the files that cannot be read."""
+    """The findings of the first pass over a unit, without the files that cannot be read."""
 
     documents: np.ndarray  # FOUND
     digest: bytes  # of the texts
     findings: Findings
     contaminated: dict[int, list[int]]  # document -> records of test sets
-    keys: np.ndarray | None  # to find near duplicates by, uint64 [documents, bands]
+    keys: np.ndarray | None  # for finding near duplicates, uint64 [documents, bands]
     beginning: str  # of the text
 
     def save(self, job: Job, unit: int) -> None:
@@ -55,7 +55,7 @@ class Found:
 
     @classmethod
     def load(cls, job: Job, unit: int) -> "Found":
-        """Returns what `save` has written."""
+        """Returns the findings that `save` wrote."""
         data = io.BytesIO(job.scratch.read(_file(unit)))
         with np.load(data, allow_pickle=False) as arrays:
             noted = json.loads(arrays["noted"].tobytes())
@@ -75,7 +75,7 @@ def _file(unit: int) -> str:
 
 
 def look(job: Job, number: int, unit: Unit) -> list[tuple[int, Hashes]]:
-    """Reads a unit, and writes what was found. Returns the hashes of its documents by range."""
+    """Reads a unit and writes the findings. Returns the hashes of its documents by range."""
     found = look_through(job, unit)
     found.save(job, number)
     words, splits = found.documents["words"], found.documents["split"].copy()
@@ -84,7 +84,7 @@ def look(job: Job, number: int, unit: Unit) -> list[tuple[int, Hashes]]:
 
 
 def look_through(job: Job, unit: Unit) -> Found:
-    """Reads a unit to its end."""
+    """Reads a whole unit."""
     findings, beginning = Findings(), bytearray()
     tables, keys = [np.empty(0, FOUND)], list[np.ndarray]()
     contaminated: dict[int, list[int]] = {}
@@ -116,24 +116,24 @@ def look_through(job: Job, unit: Unit) -> Found:
 
 
 class _Seen:
-    """The documents of a file, as they are read."""
+    """Collects the findings about the documents of a file while they are read."""
 
     def __init__(self, job: Job, *, is_held_out: bool) -> None:
-        self._job, alike = job, job.options.near_duplicates
+        self._job, alike = job, job.options.dedup_threshold
         is_drawn = not job.options.validation_source
-        # Draws below this number are held out.
+        # Documents with a draw below this number are held out.
         self._limit = job.options.validation_fraction if is_drawn else float(is_held_out)
         self.rows, self.digests = bytearray(), bytearray()
         self.contaminated: dict[int, list[int]] = {}
         self.signer = None if alike is None else Signer(alike)
 
     def of(self, reader: Reader, findings: Findings) -> Iterator[bytes]:
-        """Yields the texts of a file after taking each."""
+        """Yields the texts of a file and records the findings about each."""
         salt, tests = self._job.options.seed.to_bytes(8, "little"), self._job.contamination
         number, size, drawn = -1, 0, bytes(16)
         for number, (text, is_continued) in enumerate(texts_of(reader, findings)):
             identity = identify(text, is_exact=self._job.by_character)
-            if not is_continued:  # else it is in the split of its beginning
+            if not is_continued:  # a continued document stays in the split of its beginning
                 drawn = hashlib.blake2b(identity.side, digest_size=16, salt=salt).digest()
             digest = hashlib.blake2b(text, digest_size=16).digest()
             self.digests += digest

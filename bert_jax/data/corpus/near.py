@@ -1,8 +1,8 @@
-"""The stages that drop near duplicates, after `decide` and before the rest.
+"""The stages that drop near duplicates, after `decide` and before the others.
 
-Documents are compared in their order, and a dropped document is compared with none. So documents
-that are connected by shared keys of MinHash are grouped first, and each group is compared on one
-machine. Keys and hashes of runs of words go from stage to stage.
+Documents are compared in order, and dropped documents are not compared with later ones. Documents
+that are connected by shared MinHash keys are therefore grouped first, and each group is compared on
+one machine. Stages exchange keys and hashes of word n-grams.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from bert_jax.data.corpus.job import Hashes, Job, Unit, by_unit
 from bert_jax.data.corpus.look import Found
 from bert_jax.data.matching.near_duplicates import nearly, runs_of
 
-# The place of a document in all units: its unit, times this number, plus its number there.
+# The position of a document among all units: its unit times this factor, plus its number there.
 _UNIT = 1 << 32
 
 
@@ -24,11 +24,11 @@ class Runs(NamedTuple):
 
     place: int
     keys: bytes  # uint64
-    runs: bytes  # hashes of its runs of words, uint64
+    runs: bytes  # hashes of its word n-grams, uint64
 
 
 def keys(job: Job, number: int, _: Counts) -> list[tuple[int, Hashes]]:
-    """Returns the keys of the documents of a unit that are kept, by range."""
+    """Returns the keys of the kept documents of a unit, by range."""
     numbers = np.flatnonzero(decided_of(job, number, is_last=False)["fate"] == Fate.KEPT)
     found = Found.load(job, number).keys
     if found is None or not len(numbers):
@@ -48,10 +48,10 @@ def pairs(_: Job, __: int, several: Iterable[Hashes]) -> list[bytes]:
 
 
 def groups(several: Iterable[bytes]) -> bytes:
-    """Returns which documents are connected: the place of each and the first place of its group,
+    """Returns connected documents: the position of each and the first position of its group,
     uint64 [documents, 2].
 
-    `several` have pairs of connected documents, also groups that were found before: the result does
+    `several` contain pairs of connected documents or groups from earlier merges: the result does
     not depend on the order of merging.
     """
     places, at = np.unique(np.frombuffer(b"".join(several), np.uint64), return_inverse=True)
@@ -66,7 +66,7 @@ def groups(several: Iterable[bytes]) -> bytes:
 
 
 def groups_by_unit(found: bytes) -> list[tuple[int, bytes]]:
-    """Returns the rows of `groups` of each unit."""
+    """Returns the rows of `groups` by unit."""
     rows = np.frombuffer(found, np.uint64).reshape(-1, 2)
     units = (rows[:, 0] // _UNIT).astype(np.int64)
     return [(unit, of.tobytes()) for unit, of in by_unit(units, rows)]
@@ -93,12 +93,12 @@ def runs(job: Job, number: int, unit: Unit, several: Iterable[bytes]) -> list[tu
 
 def near(job: Job, _: int, several: Iterable[Runs]) -> list[tuple[int, bytes]]:
     """Compares a group. Returns the numbers of the documents to drop by unit: uint32."""
-    assert job.options.near_duplicates is not None
+    assert job.options.dedup_threshold is not None
     documents = (
         (place, np.frombuffer(keys, np.uint64).tolist(), np.frombuffer(runs, np.uint64))
         for place, keys, runs in sorted(several)
     )
-    dropped = np.array([*nearly(documents, job.options.near_duplicates)], np.int64)
+    dropped = np.array([*nearly(documents, job.options.dedup_threshold)], np.int64)
     return [
         (unit, numbers.astype(np.uint32).tobytes())
         for unit, numbers in by_unit(dropped // _UNIT, dropped % _UNIT)

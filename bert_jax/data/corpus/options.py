@@ -1,4 +1,4 @@
-"""The options of a corpus: of `bert-jax prepare`, of `prepare()` and of corpus.json."""
+"""The options of a corpus, for `bert-jax prepare`, `prepare()` and corpus.json."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from bert_jax.data.language import codes
 from bert_jax.data.sources.stream import HELD_OUT, SourceOptions, require_encoding, require_layout
 from bert_jax.errors import UsageError, did_you_mean, some
 
-# The tokenizers that can be trained, and those that keep case unless asked to fold it.
+# The tokenizers that can be trained, and those that keep case unless `lowercase` is set.
 KINDS = ("wordpiece", "sentencepiece", "bpe", "characters")
 _CASED = ("bpe", "characters")
 VOCAB_SIZE = 30522  # BERT's
@@ -24,99 +24,92 @@ class CorpusOptions:
 
     source: tuple[str, ...] = setting(
         REQUIRED,
-        "SRC: a file, folder or glob of .txt (see --document and --paragraph), .jsonl, .csv, "
-        ".tsv, .parquet or .arrow (see --text-field), .warc or .wet, .fasta, .fa, .faa or .fna,"
-        " also as .gz, .bz2, .xz or .zst; the same at an address, such as gs://, s3:// or "
-        "https:// ([addresses](data.md#addresses)); hf:NAME is a data set of the hub; - is text"
-        " on standard input, stdin:.jsonl another kind there; `tfds:NAME[/CONFIG][:SPLIT]`; or "
-        "docs: (the Python documentation found on this machine) ([sources](data.md#sources)). "
+        "SRC: a file, folder or glob of .txt (see --document-boundary), .jsonl, .csv, .tsv, "
+        ".parquet or .arrow (see --text-column), .warc, .wet or FASTA files, also as .gz, .bz2, "
+        ".xz or .zst; an address such as gs://, s3:// or https://; hf:OWNER/NAME for a dataset of "
+        "the Hugging Face hub; `tfds:NAME[/CONFIG][:SPLIT]`; - for text on standard input, "
+        "stdin:.jsonl for other formats; or docs: for the Python documentation on this machine. "
         "Repeat for several",
     )
-    text_field: str = setting(
+    text_column: str = setting(
         SourceOptions.text_field,
-        "NAME: the field or column of a record that holds its text; of several, as "
-        "text,content,doc.text, the first that a record has; a dot selects a field of an object"
-        " or struct ([fields](data.md#fields))",
+        "NAME: the column or field of a record that holds its text. With several names, for "
+        "example text,content,doc.text, the first name that a record has is used; a dot selects a "
+        "field of an object or struct",
     )
-    document: Literal["blank", "line", "file"] = setting(
-        "blank",
-        "a document of plain text ends at a blank line, with each line, or with the file "
-        "([layouts](data.md#layouts))",
+    document_boundary: Literal["blank", "line", "file"] = setting(
+        "blank", "end of a document of plain text: a blank line, the end of a line, or of a file"
     )
-    paragraph: Literal["line", "blank"] = setting(
+    paragraph_boundary: Literal["line", "blank"] = setting(
         "line",
-        "a paragraph is a line, or the lines between two blank lines, joined: for wrapped text",
+        "end of a paragraph of plain text: the end of a line, or a blank line, which joins wrapped "
+        "lines",
     )
     encoding: str | None = setting(
-        None, "NAME: encoding of text without a byte order mark, such as cp1252 (default: UTF-8)"
+        None,
+        "NAME: encoding of files without a byte order mark, for example cp1252 (default: UTF-8)",
     )
     quoting: Literal["double", "none"] | None = setting(
         None,
-        "cells of tables that hold a delimiter are in double quotes, or quotes are ordinary "
-        "characters (default: none for .tsv files, double for .csv files)",
+        "double: cells of tables that contain a delimiter are in double quotes; none: quotes are "
+        "ordinary characters (default: none for .tsv files, double for .csv files)",
     )
-    skip_bad: bool = setting(
-        False,
-        "leave out the records, and the files, that cannot be read, and report how many "
-        "(default: stop, and list all files)",
+    on_bad_record: Literal["stop", "skip"] = setting(
+        "stop",
+        "what to do with records and files that cannot be read: stop and list them, or skip and "
+        "count them",
     )
-    skip_bad_limit: float = setting(0.01, "X: largest share of records that --skip-bad leaves out")
+    bad_record_limit: float = setting(0.01, "X: largest share of records that may be skipped")
     tokenizer: str = setting(
         "wordpiece",
-        "KIND|PATH: train 'wordpiece', 'sentencepiece', 'bpe' (byte-level, as RoBERTa's) or "
-        "'characters' ([one token per character](characters.md): DNA, proteins, SMILES), or "
-        "load a vocab.txt, tokenizer.json, vocab.json with merges.txt, .model file or tokenizer"
-        " directory",
+        "KIND|PATH: train 'wordpiece', 'sentencepiece', 'bpe' (byte-level, as in RoBERTa) or "
+        "'characters' (one token per character: DNA, proteins, SMILES), or load a vocab.txt, "
+        "tokenizer.json, vocab.json with merges.txt, .model file or tokenizer directory",
     )
-    vocab_size: int | None = setting(
-        None, "N: tokens to train, or the most characters (default: 30522)"
-    )
+    vocab_size: int | None = setting(None, "N: size of the vocabulary to train (default: 30522)")
     lowercase: bool | None = setting(
         None,
-        "lower-case the text (default: yes when training wordpiece or sentencepiece, no for bpe"
-        " and characters; as the vocabulary is when loading)",
+        "lower-case the text (default: yes for a trained wordpiece or sentencepiece, no for bpe "
+        "and characters, the setting of a loaded vocabulary)",
     )
     strip_accents: Literal["auto", "yes", "no"] = setting(
         "auto",
-        "strip accents and other [marks](data.md#marks) from letters; auto strips them when "
-        "training wordpiece that lower-cases, unless more than 1 % of the words would lose one;"
-        " a vocabulary that is loaded keeps its setting",
+        "strip accents and other marks from letters. auto strips them for a trained wordpiece that "
+        "lower-cases, unless more than 1 % of the words would lose one; a loaded vocabulary keeps "
+        "its setting",
     )
     language: str | None = setting(
         None,
-        "CODE: the language whose rules [split sentences](data.md#sentences), such as de or ja "
-        "(default: en, with a note where the text looks like another language)",
+        "CODE: language of the rules that split sentences, for example de or ja (default: en, with "
+        "a note if the text looks like another language)",
     )
-    validation_fraction: float = setting(0.01, "X: share of documents held out")
+    validation_fraction: float = setting(0.01, "X: share of documents in the validation split")
     validation_source: tuple[str, ...] = setting(
         (),
-        "SRC: hold out the text of this source, as --source, and draw nothing; documents that "
-        "it shares with the training text are dropped there ([validation "
-        "sources](data.md#validation-sources)). Repeat for several",
+        "SRC: use this source, read as --source, as the validation split, in place of a random "
+        "share; training documents that are also in it are dropped. Repeat for several",
     )
     known: tuple[str, ...] = setting(
         (),
-        "CORPUS: leave out documents that this corpus has, in either split ([more "
-        "text](data.md#more-text-for-a-corpus)). Repeat for several",
+        "CORPUS: leave out documents that this existing corpus has in either split. Repeat for "
+        "several",
     )
-    near_duplicates: float | None = setting(
+    dedup_threshold: float | None = setting(
         None,
-        "X: also drop a document that shares this fraction of its runs of five words with an "
-        "earlier one, such as 0.8 ([near duplicates](data.md#near-duplicates)) (default: only "
-        "equal documents are dropped)",
+        "X: drop near-duplicates: documents with a Jaccard similarity of at least X, in 5-grams of "
+        "words, to an earlier document, for example 0.8 (default: drop exact duplicates only)",
     )
     decontaminate: tuple[str, ...] = setting(
         (),
-        "SRC: drop documents that have 13 words in a row of this test set, read as --source, "
-        "each line of plain text a record ([test sets](data.md#test-sets-in-the-text)). Repeat "
-        "for several",
+        "SRC: drop documents that share 13 consecutive words with this test set, read as --source "
+        "with one record per line of plain text. Repeat for several",
     )
     seed: int = setting(
-        0, "N: seed of the split and of the sample that the tokenizer is trained on"
+        0, "N: seed of the validation split and of the sample for tokenizer training"
     )
 
     def __post_init__(self) -> None:
-        """Raises UsageError for options that are wrong or do not go together."""
+        """Raises UsageError for invalid options and invalid combinations."""
         for field in ("source", "validation_source", "known", "decontaminate"):
             object.__setattr__(self, field, _places(getattr(self, field), field))
         object.__setattr__(self, "tokenizer", str(self.tokenizer))
@@ -126,22 +119,20 @@ class CorpusOptions:
             raise UsageError("no `source` given")
         if not 0 < self.validation_fraction < 1:
             raise UsageError(
-                f"`validation_fraction` {self.validation_fraction} is not between 0 and 1"
+                f"`validation_fraction` {self.validation_fraction} must be between 0 and 1"
             )
         if not 0 <= self.seed < 2**64:
-            raise UsageError(f"`seed` {self.seed} is not between 0 and 2**64 - 1")
+            raise UsageError(f"`seed` {self.seed} must be between 0 and 2**64 - 1")
         if self.vocab_size is not None and self.vocab_size < 10:
-            raise UsageError(f"`vocab_size` {self.vocab_size}: five tokens are special; give more")
+            raise UsageError(f"`vocab_size` {self.vocab_size} must exceed the 5 special tokens")
         if self.strip_accents not in _ACCENTS:
-            raise UsageError(f"`strip_accents` {self.strip_accents!r} is not auto, yes or no")
+            raise UsageError(f"`strip_accents` {self.strip_accents!r} must be auto, yes or no")
         require_encoding(self.encoding)
-        require_layout(self.document, self.paragraph, self.quoting)
+        require_layout(self.document_boundary, self.paragraph_boundary, self.quoting)
         if self.tokenizer == "bpe" and self.lowercase:
-            raise UsageError("`lowercase` is not for `tokenizer` bpe, which keeps the case")
+            raise UsageError("`lowercase` does not apply to `tokenizer` bpe, which keeps case")
         if self.tokenizer in _CASED and self.strip_accents == "yes":
-            raise UsageError(
-                f"`strip_accents` yes is not for `tokenizer` {self.tokenizer}, which keeps accents"
-            )
+            raise UsageError(f"`strip_accents` yes does not apply to `tokenizer` {self.tokenizer}")
         hint = did_you_mean(self.tokenizer, KINDS, cutoff=0.7)
         if hint and not self.trains and not Path(self.tokenizer).exists():
             raise UsageError(f"`tokenizer` {self.tokenizer} is neither a kind nor a file.{hint}")
@@ -152,45 +143,50 @@ class CorpusOptions:
         return self.tokenizer in KINDS
 
     @property
+    def skips_bad_records(self) -> bool:
+        """Returns whether records and files that cannot be read are left out."""
+        return self.on_bad_record == "skip"
+
+    @property
     def folds_case(self) -> bool:
         """Returns whether a trained tokenizer lower-cases."""
         return self.tokenizer not in _CASED if self.lowercase is None else self.lowercase
 
     @property
     def strips_accents(self) -> bool | None:
-        """Returns whether accents are stripped; None where the text decides."""
+        """Returns whether accents are stripped; None if the text decides."""
         return _ACCENTS[self.strip_accents]
 
     @property
     def rules(self) -> str:
-        """Returns the language by whose rules sentences are split."""
+        """Returns the language that determines how sentences are split."""
         return self.language or codes.DEFAULT
 
     def reading(self, *, outside: Path | None, stdin: Path | None = None) -> SourceOptions:
-        """Returns how sources are read: without the files below `outside`, and with the copy of
+        """Returns how to read sources: without the files below `outside`, and with the copy of
         standard input in `stdin`.
         """
         return SourceOptions(
-            text_field=self.text_field,
+            text_field=self.text_column,
             encoding=self.encoding,
             quoting=self.quoting,
-            document=self.document,
-            paragraph=self.paragraph,
-            skips_records=self.skip_bad,
+            document=self.document_boundary,
+            paragraph=self.paragraph_boundary,
+            skips_records=self.skips_bad_records,
             outside=outside,
             stdin=stdin,
         )
 
     def of_sources(self, reading: SourceOptions) -> list[tuple[tuple[str, ...], SourceOptions]]:
-        """Returns the sources and how they are read, those of the validation split first."""
+        """Returns the sources and their options, those of the validation split first."""
         held_out = dataclasses.replace(reading, splits=HELD_OUT)
         return [(self.validation_source, held_out), (self.source, reading)]
 
     def described(self, *, tests: str | None, known: Sequence[str]) -> dict[str, Any]:
         """Returns the options as corpus.json keeps them.
 
-        `tests` is the hash of the test sets, `known` are the fingerprints of the known corpora: the
-        content counts, not the place. The manifest keeps sources and a given tokenizer apart.
+        `tests` is the hash of the test sets, `known` the fingerprints of the known corpora: the
+        content counts, not the path. The manifest stores sources and a given tokenizer separately.
         """
         options = dataclasses.asdict(self) | {"decontaminate": tests, "known": sorted(known)}
         del options["source"], options["validation_source"]
@@ -206,7 +202,7 @@ class CorpusOptions:
     def differences(
         self, manifest: Mapping[str, Any], options: Mapping[str, Any], given: str | None
     ) -> list[str]:
-        """Returns how a finished corpus differs from the one with these options; texts are not
+        """Returns the differences between a finished corpus and these options; texts are not
         compared.
 
         `options` are as `described` returns them, `given` is the hash of a given tokenizer.
@@ -230,12 +226,12 @@ class CorpusOptions:
 
 
 def _places(places: Any, name: str) -> tuple[str, ...]:
-    """Returns places as texts. Raises UsageError for one text instead of a list, and for an empty
+    """Returns places as strings. Raises UsageError for a string instead of a list, and for an empty
     name.
     """
     if isinstance(places, str | Path):
-        raise UsageError(f"`{name}` is one place, {places}; make it a list")
+        raise UsageError(f"`{name}` is a single string, {places}; make it a list")
     found = tuple(str(place) for place in places)
     if not all(place.strip() for place in found):
-        raise UsageError(f"`{name}` names nothing: is a variable of the shell not set?")
+        raise UsageError(f"`{name}` is empty: check that the shell variable is set")
     return found

@@ -1,8 +1,8 @@
-"""A large split cut into pieces, each of which is planned alone.
+"""Splits a large split into pieces, which are planned independently.
 
-To plan a pass over 10 billion tokens takes minutes and 11 GB. So a split of more than a block is
-cut into pieces of a few hundred thousand tokens. A pass takes them in an order of its own, a block
-of them at a time, and rows are shuffled within a block (stream.py). A smaller split is one piece.
+Planning an epoch of 10 billion tokens takes minutes and 11 GB. A split that is larger than a block
+is therefore divided into pieces of a few hundred thousand tokens. Each epoch takes the pieces in
+another order, one block at a time, and rows are shuffled within a block (stream.py).
 """
 
 import dataclasses
@@ -12,27 +12,27 @@ import numpy as np
 
 from bert_jax.data.corpus.store import Split
 
-# A piece whose end falls into a document goes on to the end of the document, unless that is
-# further than this share of a piece: then the document is cut between two sentences.
+# A piece that ends inside a document is extended to the end of the document, unless this exceeds
+# the given share of a piece; then the document is divided between two sentences.
 _LONGER = 1 / 4
 
 
 class Blocks(NamedTuple):
-    """The sizes by which a split is cut."""
+    """The sizes that determine the pieces of a split."""
 
-    tokens: int  # of a block, at least
-    lanes: int  # that a block is dealt to, at most
-    pieces: int  # of a block
+    tokens: int  # per block, at least
+    lanes: int  # per block, at most
+    pieces: int  # per block
 
 
-# A block is 530,000 rows of 128, as many as large shuffle buffers have, and planned in two seconds.
-# 64 hosts plan a lane of it each. What a lane has are pieces from four places of the split, so that
-# lanes are nearly alike.
+# A block has 530,000 rows of 128 tokens, like large shuffle buffers, and is planned in two seconds.
+# 64 hosts plan one lane of it each. A lane has pieces from four places of the split, so that lanes
+# have similar content.
 BLOCKS = Blocks(tokens=1 << 26, lanes=64, pieces=256)
 
 
 class Pieces:
-    """The pieces of a split, in its order; blocks are numbered nowhere, but counted."""
+    """The pieces of a split, in its order; blocks are counted, but not numbered."""
 
     def __init__(self, split: Split, sizes: Blocks):
         self._split = split
@@ -45,15 +45,15 @@ class Pieces:
         return self._count
 
     def __getitem__(self, number: int) -> Split:
-        """Returns a piece, whose offsets are in memory; its spans are those of the split.
+        """Returns a piece with its offsets in memory; its spans are those of the split.
 
-        A document that is longer than a piece is in several; where a piece has a part of one alone,
-        its halves are two documents, since a pair of segments takes two.
+        A document longer than a piece spans several pieces. If a piece contains only part of one
+        document, its halves become two documents, since a pair of segments needs two.
         """
         if not self.is_cut:
             return self._split
         first, end = self._edge(number), self._edge(number + 1)
-        if end - first < 2:  # of a sentence of a hundred thousand tokens: with the one beside it
+        if end - first < 2:  # one sentence of 100,000 tokens: add an adjacent sentence
             first = max(0, min(first, self._split.sentence_starts.size - 3))
             end = first + 2
         documents = self._split.document_starts
@@ -71,7 +71,7 @@ class Pieces:
         )
 
     def _edge(self, number: int) -> int:
-        """Returns the sentence with which a piece begins; after the last one, their number."""
+        """Returns the first sentence of a piece; after the last piece, the number of sentences."""
         sentences, documents = self._split.sentence_starts, self._split.document_starts
         first, tokens = int(sentences[0]), self._split.tokens
         if number in (0, len(self)):

@@ -1,9 +1,9 @@
-"""The stages of a corpus in their order, over what an engine offers.
+"""The stages of a corpus in order, defined over the operations of an engine.
 
-Two engines run them: processes of this machine (`local.py`) and Apache Beam (`data/cluster`). A
-stage is a function of the job, an element and the values of earlier stages, and returns the
-elements that it makes. An element is a tuple that begins with its key: the number of a unit, a
-range of hashes, the first document of a group, or the name of a shard.
+Two engines run them: processes on this machine (`local.py`) and Apache Beam (`data/cluster`). A
+stage is a function of the job, an element and the values of earlier stages, and returns new
+elements. An element is a tuple that begins with its key: the number of a unit, a range of hashes,
+the first document of a group, or the name of a shard.
 """
 
 import functools
@@ -13,17 +13,17 @@ from typing import Any, Protocol
 from bert_jax.data.corpus import decide, encode, look, near, shards, vocabulary
 from bert_jax.data.corpus.job import Job, Unit
 
-# In Beam both are there later: a PCollection of elements, and a PCollection of one value.
+# In Beam both are deferred: a PCollection of elements, and a PCollection with one value.
 Elements = Any
 Value = Any
 Stage = Callable[..., Any]
 
 
 class Engine(Protocol):
-    """The operations that a pipeline is made of."""
+    """The operations from which a pipeline is built."""
 
     def spread(self, elements: Sequence[tuple[Any, ...]]) -> Elements:
-        """Returns elements that the command has."""
+        """Returns the command's elements, distributed over the workers."""
 
     def each(self, stage: Stage, elements: Elements, *values: Value) -> Elements:
         """Runs a stage on each element: `stage(job, *element, *values)`."""
@@ -35,7 +35,7 @@ class Engine(Protocol):
         """Returns each key with all of its values."""
 
     def joined(self, name: str, units: Elements, pairs: Elements) -> Elements:
-        """Returns each unit with all values of its number, after all pairs are there."""
+        """Returns each unit with all values of its number, when all pairs are available."""
 
     def one(self, stage: Stage, elements: Elements, *values: Value) -> Value:
         """Runs a stage on all elements at once: `stage(job, elements, *values)`."""
@@ -43,11 +43,11 @@ class Engine(Protocol):
     def merged(
         self, stage: Stage, merge: Callable[[Iterable[Any]], Any], elements: Elements
     ) -> Value:
-        """Merges what a stage returns of each element, a few at a time, in any order."""
+        """Merges the results of a stage on each element, a few at a time, in any order."""
 
 
 def listed(job: Job, stage: Stage, *arguments: Any) -> list[Any]:
-    """Returns what a stage makes of an element."""
+    """Returns the results of a stage for an element as a list."""
     return [*stage(job, *arguments)]
 
 
@@ -77,7 +77,7 @@ def decided_units(engine: Engine, job: Job, numbered: Elements) -> Elements:
     words = engine.grouped("words by range", engine.each(look.look, numbered))
     lost = engine.each(decide.duplicates, words)
     decided = engine.each(decide.decide, engine.joined("duplicates by unit", numbered, lost))
-    if job.options.near_duplicates is not None:
+    if job.options.dedup_threshold is not None:
         decided = _without_near_duplicates(engine, numbered, decided)
     return decided
 

@@ -1,9 +1,9 @@
 """Sources -> tokenizer -> corpus directory.
 
-The sources are read twice: once to find what is wrong with them and which documents are kept, and
-once to encode; in between, the documents of the tokenizer's sample are read again. The stages of
-`pipeline.py` do that by units of files. An interrupted run keeps the encoded pieces and the trained
-tokenizer. The bytes of the result do not depend on the number of processes, nor on the engine.
+The sources are read twice: first to find errors and decide which documents are kept, then to encode
+them; in between, the documents of the tokenizer's sample are read again. The stages of
+`pipeline.py` process units of files. An interrupted run keeps the encoded pieces and the trained
+tokenizer. The bytes of the result do not depend on the number of processes or on the engine.
 """
 
 import contextlib
@@ -54,17 +54,17 @@ def prepare(
     workers: int | None = None,
     **options: Any,
 ) -> Corpus:
-    """Makes the corpus directory `output`, resumes an interrupted run, or finds it finished.
+    """Makes the corpus directory `output`, resumes an interrupted run, or opens a finished corpus.
 
-    `source` and `options` are the fields of `CorpusOptions`, which are the options of
-    `bert-jax prepare` with underscores: `vocab_size=8000`. A tuple may be any sequence, of texts or
-    paths. `workers` is the number of processes, by default one per core.
+    `source` and `options` are the fields of `CorpusOptions`, named like the options of
+    `bert-jax prepare` with underscores: `vocab_size=8000`. Tuple fields accept any sequence of
+    strings or paths. `workers` is the number of processes, by default one per core.
 
-    Raises UsageError for wrong sources or options and where `output` has something else,
-    StorageFailed where it cannot be written, DataDamaged where its content is damaged.
+    Raises UsageError for invalid sources or options, or if `output` has other content;
+    StorageFailed if it cannot be written, and DataDamaged if its content is damaged.
     """
     if workers is not None and workers < 1:
-        raise UsageError(f"`workers` {workers} is less than 1")
+        raise UsageError(f"`workers` {workers} must be at least 1")
     chosen = CorpusOptions(source=source, **options)  # type: ignore[arg-type]
     folder = on_this_machine(output)
     number = workers or os.cpu_count() or 1
@@ -73,14 +73,14 @@ def prepare(
 
 
 def make(options: CorpusOptions, output: Folder, engine: Callable[[], Run]) -> dict[str, Any]:
-    """Makes a corpus by an engine, or finds it finished. Returns the content of corpus.json.
+    """Makes a corpus with an engine, unless it is finished. Returns the content of corpus.json.
 
-    `engine` is called before the sources are listed, and refuses its own wrong options. Raises as
-    `prepare` does.
+    `engine` is called before the sources are listed, and rejects its invalid options. Raises the
+    exceptions of `prepare`.
     """
     require_outside((*options.source, *options.validation_source), output)
-    if options.near_duplicates is not None:
-        require_possible(options.near_duplicates)
+    if options.dedup_threshold is not None:
+        require_possible(options.dedup_threshold)
     given = _given(options)
     job = _job(options, output, given)
     with contextlib.nullcontext() if output.is_address else storage_failures(output.path):
@@ -89,14 +89,14 @@ def make(options: CorpusOptions, output: Folder, engine: Callable[[], Run]) -> d
         if found is None:
             require_own(output)
     with contextlib.nullcontext() if output.is_address else only_writer(output.path):
-        # Another process may have made it in the meantime, or was killed after corpus.json.
+        # Another process may have finished it since, or was killed after writing corpus.json.
         if (found := _finished(job, given)) is not None:
             job.folder.remove_all()
             return found
         run = engine()
         for line in left_out(options.source, options.validation_source, options.decontaminate):
             note(line)
-        if not output.is_address:  # in a bucket, an earlier job may still be at work
+        if not output.is_address:  # in a bucket, an earlier job may still be running
             for left in job.folder.entries():
                 if left.startswith("try-"):
                     (job.folder / left).remove_all()
@@ -119,7 +119,7 @@ def make(options: CorpusOptions, output: Folder, engine: Callable[[], Run]) -> d
 
 
 def _given(options: CorpusOptions) -> Tokenizer | None:
-    """Returns the tokenizer that is given. Raises UsageError for options that it contradicts."""
+    """Returns the given tokenizer, if any. Raises UsageError for options that contradict it."""
     given = None
     if not options.trains:
         given = load_tokenizer(
@@ -130,10 +130,10 @@ def _given(options: CorpusOptions) -> Tokenizer | None:
                 f"`vocab_size` {options.vocab_size:,} is not used: `tokenizer` {options.tokenizer} "
                 f"has {given.vocab_size:,} tokens"
             )
-    if _is_by_character(options, given) and options.near_duplicates is not None:
+    if _is_by_character(options, given) and options.dedup_threshold is not None:
         raise UsageError(
-            "`near_duplicates` compares words, and a sequence is one word: leave it out, and first "
-            "cluster similar sequences, with MMseqs2 or CD-HIT for example"
+            "`dedup_threshold` compares words, and a sequence is one word: remove it, and first "
+            "cluster similar sequences, for example with MMseqs2 or CD-HIT"
         )
     return given
 
@@ -166,9 +166,9 @@ def _job(options: CorpusOptions, output: Folder, given: Tokenizer | None) -> Job
 
 
 def _finished(job: Job, given: Tokenizer | None) -> dict[str, Any] | None:
-    """Returns the content of corpus.json of a corpus that is finished, None where there is none.
+    """Returns the content of corpus.json of a finished corpus, None if there is no corpus.
 
-    Raises UsageError for a corpus of other options, and DataDamaged for a damaged one.
+    Raises UsageError for a corpus with other options, and DataDamaged for a damaged one.
     """
     output = job.output
     if not output.has(MANIFEST):
@@ -186,7 +186,7 @@ def _finished(job: Job, given: Tokenizer | None) -> dict[str, Any] | None:
     if differences:
         raise UsageError(
             f"{output} holds another corpus ({'; '.join(differences)}): choose another `output`, "
-            "or delete it"
+            "or delete the corpus"
         )
     if not output.is_address:
         open_corpus(output.path, verify=SPLITS)
@@ -195,14 +195,14 @@ def _finished(job: Job, given: Tokenizer | None) -> dict[str, Any] | None:
 
 
 def _standard_input(job: Job) -> Path | None:
-    """Copies standard input to a file, to be read more than once, if it is one of the sources."""
+    """Copies standard input to a file that can be read again, if it is one of the sources."""
     found = [source for source in job.options.source if is_stdin(source)]
     if not found:
         return None
     if len(found) > 1:
-        raise UsageError(f"`source` {' and '.join(found)}: standard input can be read once")
+        raise UsageError(f"`source` {' and '.join(found)}: standard input can be read only once")
     if sys.stdin is None:
-        raise UsageError(f"`source` {found[0]}: standard input is closed")
+        raise UsageError(f"`source` {found[0]}: standard input is closed; pipe text into it")
     if sys.stdin.isatty():
         note("reading standard input; Ctrl-D ends it")
     with (

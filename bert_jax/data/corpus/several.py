@@ -1,7 +1,7 @@
-"""Several corpora as one, to be trained on together: a mixture of sources.
+"""Combines several corpora into one mixture for training.
 
-The splits of the sources follow each other, and the documents of a source have the spans of the
-whole. So a reader of the tokens of a row need not know the source.
+The splits of the sources are concatenated, and the documents of a source have spans of the combined
+split. Code that reads the tokens of a row therefore does not need to know the source.
 """
 
 import dataclasses
@@ -17,20 +17,20 @@ from bert_jax.data.corpus.store import SPLITS, Corpus, Split, Starts, open_corpu
 from bert_jax.data.offsets import Offsets
 from bert_jax.errors import UsageError
 
-# A corpus directory, or several by the names of the sources.
+# One corpus directory, or several by the names of the sources.
 CorpusPlace = Path | str | Mapping[str, Path] | Mapping[str, str]
 
 
 def open_corpora(place: CorpusPlace, *, verify: Collection[str] = ()) -> Corpus:
     """Opens one corpus, or several as one, as `open_corpus` does.
 
-    Raises as `open_corpus` does, and UsageError where two corpora have different tokenizers or are
-    the same.
+    Raises the exceptions of `open_corpus`, and UsageError if two corpora have different tokenizers
+    or are the same.
     """
     if not isinstance(place, Mapping):
         return open_corpus(place, verify=verify)
     if not place:
-        raise UsageError("no corpus is named")
+        raise UsageError("no corpus is named; name a corpus directory")
     found = {name: open_corpus(place[name], verify=verify) for name in sorted(place)}
     if len(found) == 1:
         return next(iter(found.values()))
@@ -38,10 +38,10 @@ def open_corpora(place: CorpusPlace, *, verify: Collection[str] = ()) -> Corpus:
 
 
 def mixed(sources: Mapping[str, Corpus]) -> Corpus:
-    """Returns corpora as one with these `sources`.
+    """Returns one corpus that combines these `sources`.
 
     The `manifest` has counts, the mean entropy, the mean share of unknown tokens over all training
-    tokens, the language and the origins. Raises UsageError for corpora that do not go together.
+    tokens, the language and the origins. Raises UsageError for incompatible corpora.
     """
     (name, first), *others = sources.items()
     for i, (other_name, other) in enumerate(others):
@@ -57,7 +57,7 @@ def mixed(sources: Mapping[str, Corpus]) -> Corpus:
             if corpus.fingerprint == other.fingerprint:
                 raise UsageError(
                     f"the corpora {before} ({corpus.directory}) and {other_name} "
-                    f"({other.directory}) are the same text; name it once, with a weight "
+                    f"({other.directory}) have the same text; name it once, with a weight "
                     "(data.source_weights)"
                 )
     splits = {split: _joined(split, sources) for split in SPLITS}
@@ -80,8 +80,8 @@ def mixed(sources: Mapping[str, Corpus]) -> Corpus:
 def trained_elsewhere(
     held_out: Mapping[str, Corpus], trained: Mapping[str, Corpus]
 ) -> dict[tuple[str, str], int]:
-    """Returns how many held-out documents of each corpus are training text of another corpus that
-    is `trained` on, by the names of both.
+    """Returns the number of held-out documents of each corpus that are training text of another
+    corpus in `trained`, by the names of both.
     """
     found: dict[tuple[str, str], int] = {}
     for name, source in held_out.items():
@@ -98,10 +98,10 @@ def compared_entropy(
     sources: Mapping[str, Mapping[str, Any]],
     scores: Mapping[str, Mapping[str, Any]],
 ) -> float:
-    """Returns the unigram entropy that held-out scores are compared with, in nats.
+    """Returns the unigram entropy to compare held-out scores with, in nats.
 
-    Each corpus is as its manifest describes it. Of several `sources` it is the mean of theirs over
-    the predictions: a source with few held-out documents has fewer of these.
+    Each corpus is described by its manifest. With several `sources` it is their mean, weighted by
+    predictions: a source with few held-out documents has fewer predictions.
     """
     counts = [scores.get(f"validation/{name}", {}).get("mlm_count") or 0 for name in sources]
     if not any(counts):
@@ -122,19 +122,19 @@ def _joined(split: str, sources: Mapping[str, Corpus]) -> Split:
 
 
 def _after(starts: Sequence[Starts]) -> Starts:
-    """Returns offsets behind each other, each of which begins with 0 and ends with its size."""
+    """Concatenates offsets; each array begins with 0 and ends with its size."""
     joined = Offsets.join(starts)
     return joined if any(isinstance(each, Offsets) for each in starts) else joined[:]
 
 
 def _part(whole: Split, split: str, sources: Mapping[str, Corpus], name: str) -> Split:
-    """Returns the documents of one source, whose sentences are those of the whole."""
+    """Returns the documents of one source as spans of the combined sentences."""
     splits: list[Split] = [getattr(corpus, split) for corpus in sources.values()]
     place = list(sources).index(name)
     own, before = splits[place].sentence_starts, splits[:place]
     if isinstance(own, Offsets):
         sentence_starts = own.shifted(sum(each.tokens for each in before))
-    else:  # a view, unless there is none of the whole
+    else:  # a view, if the whole has an array
         first = sum(each.sentence_starts.size - 1 for each in before)
         sentence_starts = whole.sentence_starts[first : first + own.size]
     return dataclasses.replace(
@@ -168,7 +168,7 @@ def _manifest(sources: Mapping[str, Corpus]) -> dict[str, Any]:
         },
         "options": {"language": languages.pop() if len(languages) == 1 else None},
         "sources": [source for manifest in manifests for source in manifest["sources"]],
-        # Of held-out rows, which are as many from each.
+        # The mean over held-out rows: each source has equally many.
         "unigram_entropy_nats": float(np.mean([m["unigram_entropy_nats"] for m in manifests])),
         "corpora": len(manifests),
         "unknown_share": {

@@ -1,4 +1,4 @@
-"""Pieces become shards, in the order of the sources; at the end corpus.json is written."""
+"""Joins pieces to shards, in the order of the sources, and writes corpus.json at the end."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,13 +24,13 @@ from bert_jax.data.corpus.vocabulary import SharedTokenizer, loaded
 from bert_jax.data.tokenizer.unknown import note_unknown
 from bert_jax.errors import BertJaxError
 
-# What to do where the vocabulary lacks much of the text.
+# The fix if the vocabulary lacks much of the text.
 _GIVEN = (
-    "the vocabulary is for other text: choose a `tokenizer` that is trained on the text, unless "
-    "you continue from a model"
+    "the vocabulary was made for other text: choose a `tokenizer` trained on this text, unless you "
+    "continue from a model"
 )
 _TRAINED = (
-    "a larger `vocab_size` has room for more characters; words of more than 100 characters need "
+    "a larger `vocab_size` covers more characters; words of more than 100 characters need "
     "`tokenizer` characters, for sequences such as DNA and proteins, or sentencepiece or bpe"
 )
 
@@ -44,9 +44,9 @@ class Shard(NamedTuple):
 
 
 def cut(job: Job, pieces: Iterable[Piece]) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns the shards: the stem of the files, and the keys of the pieces of each.
+    """Returns the shards: the file name stem, and the keys of the pieces, of each.
 
-    A shard has whole parts: `shard_tokens` of the job at most, or a single part.
+    A shard has whole parts: at most `shard_tokens` of the job, or a single part.
     """
     found: list[tuple[str, tuple[str, ...]]] = []
     for split, of_split in groupby(sorted({*pieces}), key=lambda piece: piece.split):
@@ -108,7 +108,7 @@ def finish(
 ) -> dict[str, Any]:
     """Writes corpus.json, after all other files. Returns its content.
 
-    Raises UsageError where too few documents have tokens.
+    Raises UsageError if too few documents have tokens.
     """
     shards: dict[str, list[Shard]] = {split: [] for split in SPLITS}
     for stem, shard in sorted(dict(written).items(), key=lambda item: item[0]):
@@ -154,12 +154,12 @@ def finish(
         "keys": _write_keys(job, whole.counts),
         "versions": {
             **{name: version(name) for name in ("sentencex", "tokenizers")},
-            **({} if job.options.near_duplicates is None else {"rensa": version("rensa")}),
+            **({} if job.options.dedup_threshold is None else {"rensa": version("rensa")}),
             "space_rules": SPACE_RULES,
         },
     }
     manifest["fingerprint"] = fingerprint(manifest)
-    for split in SPLITS:  # of an earlier attempt with other shards
+    for split in SPLITS:  # files of an earlier attempt with other shards
         left = [f"{split}/{name}" for name in (job.output / split).names()]
         job.output.remove([name for name in left if name not in manifest["files"]])
     job.output.write(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode(), is_synced=True)
@@ -173,7 +173,7 @@ def finish(
 
 
 def _left_out(job: Job, counts: Counts) -> dict[str, Any]:
-    """Returns what corpus.json reports about text that the corpus does not have."""
+    """Returns the counts in corpus.json of text that the corpus omits."""
     tests = job.contamination
     return {
         "near_duplicate_documents": counts.of(Fate.NEAR_DUPLICATE),
@@ -186,7 +186,7 @@ def _left_out(job: Job, counts: Counts) -> dict[str, Any]:
 
 
 def _write_keys(job: Job, counts: Counts) -> dict[str, dict[str, int]]:
-    """Writes the keys of the documents. Returns size and checksum of the file of each split."""
+    """Writes the keys of the documents. Returns the size and checksum of each split's file."""
     described: dict[str, dict[str, int]] = {}
     for split in SPLITS:
         folder = job.scratch / f"keys/{split}"
@@ -197,7 +197,7 @@ def _write_keys(job: Job, counts: Counts) -> dict[str, dict[str, int]]:
             described[split] = describe_file(file)
     dropped = sum(counts.of(Fate.DUPLICATE).values()) + sum(counts.of(Fate.CONTAMINATED).values())
     if sum(entry["bytes"] for entry in described.values()) != 8 * (counts.total - dropped):
-        raise BertJaxError(f"{job.folder} is written by another job: run the command again")
+        raise BertJaxError(f"another job is writing {job.folder}: run the command again")
     return described
 
 
@@ -206,5 +206,5 @@ def _entropy(counts: np.ndarray) -> float:
     constant prediction.
     """
     share = counts[counts > 0] / counts.sum()
-    # Of a single kind of token it is zero, not minus zero.
+    # With a single kind of token the result is zero, not minus zero.
     return max(0.0, float(-(share * np.log(share)).sum()))

@@ -1,18 +1,17 @@
-"""A tokenized corpus on disk: its format, and reading it.
+"""The format of a tokenized corpus on disk, and its reader.
 
     corpus.json               written last: counts, options, tokenizer, size and checksum of files
-    keys/train.u64            a hash of each document, ascending, by which equal documents are found
-    keys/validation.u64       in other corpora
+    keys/train.u64            a hash of each document, ascending, to find equal documents in other
+    keys/validation.u64       corpora
     tokenizer/                loadable by transformers.AutoTokenizer
     train/ validation/
       00000.tokens.npy        token ids of a shard, document after document, no special tokens;
-                              uint16 where the vocabulary allows, else uint32
-      00000.sentences.npy     where each of the shard's sentences starts in it, and the end
-      00000.documents.npy     which of the shard's sentences each of its documents starts with,
-                              and the end
+                              uint16 if the vocabulary allows, else uint32
+      00000.sentences.npy     the first token of each of the shard's sentences, and the end
+      00000.documents.npy     the first sentence of each of the shard's documents, and the end
 
-A corpus is never changed. A shard holds whole documents. Tokens are memory-mapped. Offsets are
-read, and made global; those of a large split are read when they are asked for (data/offsets.py).
+A corpus is never changed. A shard holds whole documents. Tokens are memory-mapped. Offsets are read
+and made global; the offsets of a large split are read on demand (data/offsets.py).
 """
 
 import dataclasses
@@ -37,15 +36,15 @@ from bert_jax.progress import Progress
 FORMAT_VERSION = 1
 SPLITS: tuple[str, ...] = ("train", "validation")
 MANIFEST = "corpus.json"
-# The arrays of a shard, and what their names begin with.
+# The arrays of a shard, which are also parts of the file names.
 _ARRAYS = ("tokens", "sentences", "documents")
 _BY_PIECE = "pieces"
 _FILE = re.compile(rf"({'|'.join(SPLITS)})/[0-9]{{5,}}\.({'|'.join(_ARRAYS)})\.npy")
 
 
-# Of a large split they are not in memory, and can be used as an array.
+# The offsets of a large split are not in memory, but can be used as an array.
 Starts = np.ndarray | Offsets
-# Offsets of a split that are read at once: 128 MiB.
+# Offsets of a split up to this number are read at once: 128 MiB.
 _READ_AT_ONCE = 1 << 24
 
 
@@ -53,9 +52,9 @@ _READ_AT_ONCE = 1 << 24
 class Split:
     """The documents of one split.
 
-    Token t, counted over the whole split, is `shards[s][t - shard_starts[s]]`. Sentence i is the
+    Token t, counted over the whole split, is `shards[s][t - shard_starts[s]]`. Sentence i has the
     tokens from `sentence_starts[i]` to `sentence_starts[i + 1]`, document d the sentences from
-    `document_starts[d]` to `document_starts[d + 1]`; neither is ever empty, and a document lies in
+    `document_starts[d]` to `document_starts[d + 1]`. Neither is ever empty, and a document is in
     one shard.
     """
 
@@ -64,11 +63,11 @@ class Split:
     shard_starts: np.ndarray  # int64[shards + 1]
     sentence_starts: Starts  # int64[sentences + 1]
     document_starts: Starts  # int64[documents + 1]
-    is_piece: bool = False  # of a split; the other pieces are planned separately
+    is_piece: bool = False  # part of a split; the other pieces are planned separately
 
     @property
     def tokens(self) -> int:
-        """The tokens of its documents; a part of a split has the shards of the whole split."""
+        """The tokens of its documents; part of a split refers to the shards of the whole split."""
         return int(self.sentence_starts[-1] - self.sentence_starts[0])
 
     def sentence(self, number: int) -> np.ndarray:
@@ -96,7 +95,7 @@ class Corpus:
     begins_word: np.ndarray
     train: Split
     validation: Split
-    # Of a mixture (several.py): its corpora by name, each with its parts of the splits.
+    # The corpora of a mixture (several.py) by name, each with its parts of the splits.
     sources: Mapping[str, "Corpus"] = field(default_factory=dict)
 
     @property
@@ -107,11 +106,11 @@ class Corpus:
 def open_corpus(directory: Path | str, *, verify: Collection[str] = ()) -> Corpus:
     """Checks and maps a corpus directory.
 
-    Raises UsageError where there is no corpus, or one of another format version, and DataDamaged
-    where the manifest was altered, a file is missing or has another size than in the manifest (to
-    read a mapped file past its end kills the process), or the ids are from another tokenizer. The
-    files of the splits in `verify` are also read in full, before they are mapped; the first file
-    with another checksum raises DataDamaged.
+    Raises UsageError if there is no corpus, or a corpus of another format version. Raises
+    DataDamaged if the manifest was altered, a file is missing or differs in size from the manifest
+    (reading a mapped file past its end would kill the process), or the ids are from another
+    tokenizer. The files of the splits in `verify` are also read in full before they are mapped; the
+    first file with another checksum raises DataDamaged.
     """
     directory = local(directory)
     manifest = read_manifest(directory)
@@ -132,8 +131,8 @@ def open_corpus(directory: Path | str, *, verify: Collection[str] = ()) -> Corpu
     if found.hash != expected["hash"]:
         raise _damaged(
             folder,
-            f"was altered: it has {found.vocab_size} tokens and hash {found.hash[:12]}, the ids "
-            f"are from one with hash {str(expected['hash'])[:12]}",
+            f"was altered: it has {found.vocab_size} tokens and hash {found.hash[:12]}, but the "
+            f"ids are from a tokenizer with hash {str(expected['hash'])[:12]}",
         )
     train, validation = (_open_split(directory, name, manifest) for name in SPLITS)
     return Corpus(
@@ -149,9 +148,9 @@ def open_corpus(directory: Path | str, *, verify: Collection[str] = ()) -> Corpu
     )
 
 
-# NumPy copies so many tokens, at eight bytes each.
+# Tokens per call of NumPy, which copies them to eight bytes each.
 _COUNTED_AT_ONCE = 1 << 22
-# Bytes that take about a second.
+# The number of bytes that take about a second to read.
 _WORTH_A_BAR = 2_000_000_000
 
 
@@ -163,14 +162,14 @@ def _verify(directory: Path, files: dict[str, dict[str, int]]) -> None:
         bar.describe = lambda: f"{bar.done / 1e9:,.1f} GB"
         for name, entry in files.items():
             if describe_file(directory / name)["crc32"] != entry["crc32"]:
-                raise _damaged(directory / name, "has another checksum than when it was written")
+                raise _damaged(directory / name, "differs from its checksum in corpus.json")
             bar.advance(entry["bytes"])
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """Returns the content of corpus.json.
 
-    Raises UsageError and DataDamaged as `open_corpus` does.
+    Raises the same UsageError and DataDamaged as `open_corpus`.
     """
     file = directory / MANIFEST
     try:
@@ -179,12 +178,12 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError) as error:
         if directory.is_file():
             raise UsageError(
-                f"{directory} is a file, and a corpus is a folder; a text is the `source` that "
-                "bert-jax prepare makes one of"
+                f"{directory} is a file, but a corpus is a folder; to make a corpus from text, run "
+                "bert-jax prepare with the text as `source`"
             ) from error
         raise UsageError(
             f"{directory} is not a corpus: it has no {MANIFEST}; "
-            f"bert-jax prepare `source` ... `output` {directory} makes one"
+            f"make one with bert-jax prepare `source` ... `output` {directory}"
         ) from error
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from error
@@ -192,7 +191,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise _damaged(file, "cannot be read") from error
     if version != FORMAT_VERSION:
         raise UsageError(
-            f"{directory} is a corpus of format {version}, this bert-jax reads {FORMAT_VERSION}: "
+            f"{directory} has corpus format {version}, but this bert-jax reads {FORMAT_VERSION}: "
             "delete it and run prepare again"
         )
     try:
@@ -200,11 +199,11 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         is_inside = all(map(_FILE.fullmatch, manifest["files"]))
         float(manifest["unigram_entropy_nats"])  # the fingerprint does not cover it
     except (KeyError, TypeError, ArithmeticError, ValueError, AttributeError, RecursionError) as e:
-        raise _damaged(file, "was altered: it lacks what prepare writes") from e
+        raise _damaged(file, "was altered: fields that prepare writes are missing") from e
     if not is_written:
         raise _damaged(file, "was altered: its content has another fingerprint")
     if not is_inside:
-        raise _damaged(file, "was altered: it names files that are no shards")
+        raise _damaged(file, "was altered: it names files that are not shards")
     return manifest
 
 
@@ -217,7 +216,7 @@ def read_keys(directory: Path, split: str) -> np.ndarray:
     """Returns the keys of the documents of a split: uint64, ascending. Equal documents have equal
     keys in all corpora.
 
-    Raises UsageError and DataDamaged as `open_corpus` does.
+    Raises the same UsageError and DataDamaged as `open_corpus`.
     """
     file = directory / keys_file(split)
     expected = read_manifest(directory).get("keys", {}).get(split)
@@ -227,7 +226,7 @@ def read_keys(directory: Path, split: str) -> np.ndarray:
 
 
 def token_counts(split: Split, vocab_size: int) -> np.ndarray:
-    """Returns how often each id is in the split: int64 `[vocab_size]`. Reads all of its tokens."""
+    """Returns the number of occurrences of each id: int64 `[vocab_size]`. Reads all tokens."""
     counts = np.zeros(vocab_size, np.int64)
     for shard in split.shards:
         for begin in range(0, len(shard), _COUNTED_AT_ONCE):
@@ -237,12 +236,12 @@ def token_counts(split: Split, vocab_size: int) -> np.ndarray:
 
 
 def shard_files(manifest: dict[str, Any], split: str) -> dict[str, dict[str, int]]:
-    """Returns the files of one split, as the manifest has them."""
+    """Returns the files of one split from the manifest."""
     return {n: e for n, e in manifest["files"].items() if n.startswith(f"{split}/")}
 
 
 def describe_file(file: Path) -> dict[str, int]:
-    """Returns the size and CRC-32 of a file, as the manifest keeps them."""
+    """Returns the size and CRC-32 of a file for the manifest."""
     return dict(zip(("bytes", "crc32"), measure(file), strict=True))
 
 
@@ -256,7 +255,7 @@ def fingerprint(manifest: dict[str, Any]) -> str:
         "counts": manifest["counts"],
         "files": manifest["files"],
     }
-    # Two corpora with the same ids may have different words to mask.
+    # Two corpora with the same ids may differ in their word boundaries for masking.
     if "words" in manifest["tokenizer"]:
         decisive["words"] = manifest["tokenizer"]["words"]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
@@ -281,7 +280,7 @@ def describe_tokenizer(tokenizer: Tokenizer, counts: np.ndarray) -> dict[str, An
 
 
 def token_type(vocab_size: int) -> np.dtype:
-    """Returns the smallest type that the ids of a vocabulary are stored in."""
+    """Returns the smallest type that can store the ids of a vocabulary."""
     return np.dtype(np.uint16 if vocab_size <= 65535 else np.uint32)
 
 
@@ -304,7 +303,7 @@ def _open_split(directory: Path, name: str, manifest: dict[str, Any]) -> Split:
 
 
 def _globally(offsets: list[np.ndarray]) -> Starts:
-    """Returns each shard's offsets shifted past those before it."""
+    """Returns the offsets of all shards, each shifted past the shards before it."""
     found = Offsets(offsets)
     return found if found.size > _READ_AT_ONCE else found[:]
 
@@ -314,7 +313,7 @@ def _map(file: Path) -> np.ndarray:
         array = np.lib.format.open_memmap(file, mode="r")
     except OSError:
         raise
-    except Exception as error:  # whatever NumPy's reader of headers meets in a damaged one
+    except Exception as error:  # any error that NumPy's header reader raises for a damaged file
         raise _damaged(file, "is not a NumPy array") from error
     return array
 

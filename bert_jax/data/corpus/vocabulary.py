@@ -23,7 +23,7 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import BertJaxError
 from bert_jax.progress import note
 
-# Words that may lose a mark: in English those of other languages, well below this share.
+# The largest share of words that may lose a mark: in English, words of foreign origin are fewer.
 _FEW_MARKED = 0.01
 
 
@@ -37,11 +37,11 @@ class SharedTokenizer(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def loaded(folder: Folder, of: SharedTokenizer) -> Tokenizer:
-    """Returns the tokenizer in a folder. Raises BertJaxError where it is another tokenizer."""
+    """Returns the tokenizer in a folder. Raises BertJaxError if it is another tokenizer."""
     with folder.fetched(of.files) as files:
         tokenizer = load_tokenizer(files[0].parent)
     if tokenizer.hash != of.hash:
-        raise BertJaxError(f"{folder} is written by another job: run the command again")
+        raise BertJaxError(f"another job is writing {folder}: run the command again")
     return tokenizer
 
 
@@ -52,7 +52,7 @@ def keep_given(job: Job, tokenizer: Tokenizer) -> None:
 
 
 def given(job: Job, _: Iterable[tuple[int, Counts]], __: Whole) -> SharedTokenizer:
-    """Puts the given tokenizer into the corpus's folder, once the sources are found right."""
+    """Writes the given tokenizer to the corpus's folder, after the sources have been checked."""
     folder = job.scratch / "given"
     names = sorted(folder.names())
     with folder.fetched(names) as files:
@@ -66,7 +66,7 @@ def _files_of(tokenizer: Tokenizer) -> dict[str, bytes]:
 
 
 def _put(job: Job, tokenizer: Tokenizer, files: Mapping[str, bytes]) -> SharedTokenizer:
-    """Writes a tokenizer to the corpus's folder, in place of any other."""
+    """Writes a tokenizer to the corpus's folder, replacing any other."""
     job.folder.remove([f"trained/{name}" for name in (job.folder / "trained").names()])
     for name, data in files.items():
         job.tokenizer.write(name, data)
@@ -84,7 +84,7 @@ _SAMPLED = np.dtype([("priority", "<u8"), ("digest", "<u8"), ("size", "<u4"), ("
 def candidates(job: Job, number: int, _: Counts) -> list[bytes]:
     """Returns the training documents of a unit that may be in the sample: _SAMPLED [documents].
 
-    A near duplicate takes its place in the sample, and is left out at the end.
+    Near duplicates count toward the sample's size, but are removed from it at the end.
     """
     found, decided = Found.load(job, number).documents, decided_of(job, number)
     is_new = np.isin(decided["fate"], (Fate.KEPT, Fate.NEAR_DUPLICATE))
@@ -98,11 +98,11 @@ def candidates(job: Job, number: int, _: Counts) -> list[bytes]:
 
 
 def lowest(budget: int, several: Iterable[bytes]) -> bytes:
-    """Returns the candidates of the lowest priorities, up to and with the one that fills a budget
-    of bytes; the lowest come first. The result does not depend on the order of merging.
+    """Returns the candidates of the lowest priorities, in ascending order, up to and including the
+    one that fills a budget of bytes. The result does not depend on the order of merging.
     """
     rows = np.frombuffer(b"".join(several), _SAMPLED)
-    # Pieces of one long document have one priority.
+    # The pieces of one long document have the same priority.
     rows = rows[np.lexsort((~rows["digest"], rows["priority"]))]
     before = np.cumsum(rows["size"], dtype=np.int64) - rows["size"]
     return rows[before < budget].tobytes()
@@ -122,8 +122,8 @@ def wanted(sample: bytes) -> list[tuple[int, list[int]]]:
 def gather(
     job: Job, number: int, unit: Unit, wanted: Iterable[Sequence[int]]
 ) -> list[dict[tuple[int, int], int]]:
-    """Writes the texts of some documents of a unit to a file, one after the other. Returns their
-    sizes by unit and number.
+    """Writes the concatenated texts of some documents of a unit to a file. Returns their sizes by
+    unit and number.
     """
     numbers = {each for several in wanted for each in several}
     if not numbers:
@@ -145,7 +145,7 @@ def _texts(unit: int) -> str:
 def train(
     job: Job, gathered: Iterable[dict[tuple[int, int], int]], sample: bytes, whole: Whole
 ) -> SharedTokenizer:
-    """Trains the tokenizer on the sample, or finds it trained by an earlier attempt."""
+    """Trains the tokenizer on the sample, or loads it if an earlier attempt trained it."""
     texts: dict[tuple[int, int], bytes] = {}
     for sizes in gathered:
         data, end = memoryview(job.scratch.read(_texts(next(iter(sizes))[0]))), 0
@@ -177,7 +177,7 @@ def _trained(job: Job, texts: Sequence[bytes]) -> Tokenizer:
     sentences = [
         piece if kind == "bpe" else piece.lstrip(" ")
         for text in texts
-        # In a text a word comes with the space before it, which is a part of it in byte-level BPE.
+        # In running text a space precedes a word, which is part of the word in byte-level BPE.
         for pieces in sentences_of(text.decode(), options.rules)
         for piece in pieces
     ]
@@ -198,15 +198,15 @@ def _trained(job: Job, texts: Sequence[bytes]) -> Tokenizer:
 
 
 def _loses_few_marks(lines: Sequence[str]) -> bool:
-    """Returns whether few words would lose a mark, as in English, where BERT's uncased vocabularies
-    strip accents. Notes the other case.
+    """Returns whether few words would lose a mark. In English few do, and BERT's uncased
+    vocabularies strip accents. Prints a note otherwise.
     """
     found = marks.words(lines)
     if found.losing <= _FEW_MARKED * found.total:
         return True
     note(
         f"{found.losing / found.total:.1%} of the words have marks that lower-casing would strip "
-        f"({', '.join(found.examples)}): they are kept; `strip_accents` yes strips them, as BERT's "
-        "uncased vocabularies do"
+        f"({', '.join(found.examples)}): the marks are kept; `strip_accents` yes strips them, as "
+        "BERT's uncased vocabularies do"
     )
     return False

@@ -1,1 +1,1 @@
-"""The formats of the files that a corpus is made of: one file each, and a line of the registry."""
+"""The input formats of a corpus: one file of records or text each, listed in the registry."""

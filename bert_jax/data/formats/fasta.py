@@ -12,8 +12,8 @@ from bert_jax.errors import UsageError
 def read_fasta(path: Path, stream: SourceStream) -> Iterator[Document]:
     """Yields the sequence of each record: its lines joined, without header and white space.
 
-    At most `LONGEST_DOCUMENT_BYTES` are held: a longer record continues as a new document. Raises
-    UsageError if text comes before the first header.
+    A record longer than `LONGEST_DOCUMENT_BYTES` continues as a new document, which limits memory.
+    Raises UsageError if text precedes the first header.
     """
     parts: list[str] = []
     size, first, begins, is_header = 0, 0, True, False

@@ -1,4 +1,4 @@
-"""Documents that are one column of the rows of a file."""
+"""Documents from one column of the rows of a file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +10,6 @@ from bert_jax.data.sources.stream import SourceStream
 
 
 def read_records(path: Path, stream: SourceStream) -> Iterator[Document]:
-    """Yields the documents of a file of rows, in the column `text_field` of each."""
-    columns = Columns([stream.reading.fields], "`text_field` names the column of the text")
+    """Yields the documents in the column `text_column` of a file of rows."""
+    columns = Columns([stream.reading.fields], "`text_column` names the column of the text")
     return documents_of(rows(path, stream, columns), stream)

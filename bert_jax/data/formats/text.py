@@ -1,4 +1,4 @@
-"""Plain text: which lines are a paragraph, and which paragraphs a document."""
+"""Plain text: divides lines into paragraphs, and paragraphs into documents."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +12,12 @@ from bert_jax.errors import UsageError
 def read_text(path: Path, stream: SourceStream) -> Iterator[Document]:
     """Yields the documents of plain text.
 
-    `stream.reading.document` decides where a document ends: at a blank line, at each line, or with
-    the file; `stream.reading.paragraph`, whether a paragraph is a line, or the lines between blank
-    lines.
+    `stream.reading.document` decides whether a document ends at a blank line, at each line, or at
+    the end of the file. `stream.reading.paragraph` decides whether a paragraph is one line, or all
+    lines between two blank lines.
     """
     if stream.peek(5)[:5] == b"WARC/":
-        raise UsageError(f"{path}: is a WARC file: let its name end in .warc or .wet")
+        raise UsageError(f"{path}: is a WARC file: rename it to end in .warc or .wet")
     document, joins = stream.reading.document, stream.reading.paragraph == "blank"
     paragraphs: list[str] = []
     lines: list[str] = []  # of the open paragraph
@@ -56,14 +56,14 @@ def read_text(path: Path, stream: SourceStream) -> Iterator[Document]:
 
 def _parts(stream: SourceStream) -> Iterator[tuple[int, str, bool, bool]]:
     """Yields the lines of a text with their numbers, in parts of at most `LONGEST_LINE_BYTES`, and
-    whether the line begins and ends with the part.
+    whether the part contains the beginning and the end of the line.
     """
     longest = limits.LONGEST_LINE_BYTES
     rest, begins = "", True
     for number, more in stream.lines(longest):
         line = rest + more
         ends = line[-1] == "\n"
-        if 4 * len(line) > longest:  # no character has more than four bytes
+        if 4 * len(line) > longest:  # a character has at most four bytes
             data = line.encode(errors="surrogatepass")
             while len(data) > longest:
                 head, tail = cut(data[:longest])

@@ -1,4 +1,4 @@
-"""Crawls of the web in WARC files: pages, and the text that was extracted from them (WET)."""
+"""Web crawls in WARC files: pages, and text that was extracted from pages (WET)."""
 
 import re
 from collections.abc import Iterator
@@ -8,16 +8,16 @@ from bert_jax.data.sources.document import Document
 from bert_jax.data.sources.stream import SourceStream
 from bert_jax.errors import UsageError, brief
 
-# The bytes of one record that are read; a longer page is cut there.
+# The largest number of bytes of one record; a longer page is truncated.
 _LONGEST_RECORD_BYTES = 128 << 20
 _LONGEST_LINE_BYTES = 1 << 20
-# All text is taken of a page whose tags are nested deeper: to find its main text takes time that
-# grows with the square of the depth, and no signal ends it. Browsers nest 512 levels.
+# If tags are nested deeper, all text of a page is used: extracting its main text would take time
+# quadratic in the depth, which no signal interrupts. Browsers nest up to 512 levels.
 _DEEPEST = 500
 _TOO_DEEP = " > ".join("*" * (_DEEPEST + 1))
 _HTML = ("text/html", "application/xhtml+xml")
 _BEGINNING = b"WARC/"
-# The line after the content of a record; the last one of a file may be missing.
+# The line after the content of a record, which may be missing at the end of a file.
 _ENDS = (b"\r\n", b"\n", b"")
 _TYPE, _LENGTH = b"warc-type", b"content-length"
 
@@ -30,8 +30,8 @@ def read_texts(path: Path, stream: SourceStream) -> Iterator[Document]:
 
 
 def read_pages(path: Path, stream: SourceStream) -> Iterator[Document]:
-    """Yields the main text of each HTML page of a WARC file ("response"), or all of it if its tags
-    are nested too deep, and the text of each converted record; other records are passed over.
+    """Yields the main text of each HTML page of a WARC file ("response"), or all of its text if the
+    tags are nested too deep, and the text of each converted record. Skips other records.
     """
     for where, kind, content in _records(path, stream):
         if kind == b"conversion":
@@ -66,7 +66,7 @@ def _page(where: str, content: bytes, stream: SourceStream) -> Iterator[Document
         page = response.reader.read(_LONGEST_RECORD_BYTES)
     except OSError as error:
         reason = brief(str(error))[1:-1]
-        stream.refuse(UsageError(f"{where}: its HTTP response cannot be unpacked ({reason})"))
+        stream.refuse(UsageError(f"{where}: cannot decompress its HTTP response ({reason})"))
         return
     tree = HTMLTree.parse(_decoded(page, response.http_charset))
     root = tree.document
@@ -77,8 +77,8 @@ def _page(where: str, content: bytes, stream: SourceStream) -> Iterator[Document
 
 
 def _decoded(page: bytes, charset: str | None) -> str:
-    """Returns a page as text, in the character set that was sent with it, else in the set that the
-    page looks like; bytes of neither become U+FFFD.
+    """Returns a page as text, decoded with the declared character set, else with the detected one;
+    bytes outside this set become U+FFFD.
     """
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
 
@@ -88,14 +88,14 @@ def _decoded(page: bytes, charset: str | None) -> str:
 
 
 def _records(path: Path, stream: SourceStream) -> Iterator[tuple[str, bytes, bytes]]:
-    """Yields the place of each record, for messages, its type and its content.
+    """Yields the location of each record, for messages, its type and its content.
 
-    The libraries that read WARC files end silently at a bad record or at the end of a file that was
-    cut. Here the file is bad from there on: how many records are lost is not known.
+    Libraries for WARC files stop silently at a bad record or at the end of a truncated file. Here
+    the rest of the file is reported as bad: the number of lost records is unknown.
     """
     line, number = stream.readline(_LONGEST_LINE_BYTES), 0
     if not line.startswith(_BEGINNING):
-        raise UsageError(f"{path}: is no WARC file: it does not begin with WARC/")
+        raise UsageError(f"{path}: is not a WARC file: it does not begin with WARC/")
     while line:
         number += 1
         where, problem = f"{path}, record {number}", "does not begin with WARC/"
@@ -105,7 +105,7 @@ def _records(path: Path, stream: SourceStream) -> Iterator[tuple[str, bytes, byt
             kind = headers.get(_TYPE, b"")
             content, problem = _content(stream, headers)
         if problem:
-            raise UsageError(f"{where}: {problem}; fetch the file again")
+            raise UsageError(f"{where}: {problem}; download the file again")
         yield where, kind, content
         while (line := stream.readline(_LONGEST_LINE_BYTES)) and not line.strip():
             pass  # blank lines end a record
@@ -122,7 +122,7 @@ def _headers(stream: SourceStream) -> dict[bytes, bytes]:
 
 
 def _content(stream: SourceStream, headers: dict[bytes, bytes]) -> tuple[bytes, str]:
-    """Returns the content of a record, and what is wrong with the record; "" if nothing is."""
+    """Returns the content of a record, and an error in the record, "" if there is none."""
     if not re.fullmatch(rb"\d{1,18}", headers.get(_LENGTH, b"")):
         return b"", "has no length"
     length = int(headers[_LENGTH])

@@ -1,1 +1,1 @@
-"""Languages and their scripts: codes, sentences, and the scripts of a text."""
+"""Languages and their scripts: language codes, sentence splitting, and the scripts of a text."""

@@ -1,14 +1,14 @@
-"""The codes of languages."""
+"""Language codes."""
 
 import difflib
 import functools
 
 from bert_jax.errors import UsageError
 
-# Sentences are cut by the rules of this language unless another one is given; no manifest names it.
+# The default language for splitting sentences; manifests omit it.
 DEFAULT = "en"
 
-# The English names of languages that are asked for most often.
+# The English names of the most frequently used languages.
 NAMES = {
     "am": "Amharic", "ar": "Arabic", "be": "Belarusian", "bg": "Bulgarian", "bn": "Bengali",
     "bo": "Tibetan", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek",
@@ -23,9 +23,9 @@ NAMES = {
     "ta": "Tamil", "te": "Telugu", "th": "Thai", "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu",
     "uz": "Uzbek", "vi": "Vietnamese", "zh": "Chinese",
 }  # fmt: skip
-# ISO 639-1, and the longer codes that the segmenter cuts by the rules of a relative: the keys of
-# `LANGUAGE_FALLBACKS` in src/languages/fallbacks.rs of wikimedia/sentencex, forms of writing left
-# out.
+# ISO 639-1 codes, and the longer codes that the segmenter maps to the rules of a related language:
+# the keys of `LANGUAGE_FALLBACKS` in src/languages/fallbacks.rs of wikimedia/sentencex, without
+# variants of writing.
 _CODES = """
     aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da
     de dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz
@@ -45,9 +45,9 @@ _CODES = """
 
 
 def canonical(code: str) -> str:
-    """Returns the code of a language without country or script: `de` of `de-AT`, `zh` of `zh_TW`.
+    """Returns a language code without country or script: `de` for `de-AT`, `zh` for `zh_TW`.
 
-    Raises UsageError, with the language of the nearest English name, for a code that is not known.
+    Raises UsageError for an unknown code, with the language of the closest English name.
     """
     lowered = code.strip().lower().replace("_", "-").partition(".")[0]
     for found in (lowered, lowered.partition("-")[0]):
@@ -56,11 +56,11 @@ def canonical(code: str) -> str:
     names = {name.lower(): known for known, name in NAMES.items()}
     near = difflib.get_close_matches(lowered, names, n=1)
     meant = f"; did you mean {describe(names[near[0]])}?" if near else ""
-    raise UsageError(f"`language` {code}: no such code of ISO 639-1, such as de, ja or th{meant}")
+    raise UsageError(f"`language` {code} is not a code of ISO 639-1, such as de, ja or th{meant}")
 
 
 def describe(code: str) -> str:
-    """Returns a code with its name, where that is known: `German (de)`."""
+    """Returns a code with its name if the name is known: `German (de)`."""
     return f"{NAMES[code]} ({code})" if code in NAMES else code
 
 

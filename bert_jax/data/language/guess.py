@@ -1,6 +1,6 @@
-"""The likely language of a text, by its script and its most frequent words.
+"""Guesses the language of a text by its script and its most frequent words.
 
-It is good enough for a note, and decides nothing.
+The guess is accurate enough for a note, and is not used otherwise.
 """
 
 from collections import Counter
@@ -8,7 +8,7 @@ from collections import Counter
 from bert_jax.data.language import codes, scripts
 from bert_jax.progress import note
 
-# Scripts of one language, or of one that is far more frequent than others.
+# Scripts with one language, or with one that is far more frequent than the others.
 _OF_SCRIPT = {
     "Arabic": "ar", "Armenian": "hy", "Bengali": "bn", "Burmese": "my", "Cyrillic": "ru",
     "Devanagari": "hi", "Ethiopic": "am", "Georgian": "ka", "Greek": "el", "Gujarati": "gu",
@@ -16,7 +16,7 @@ _OF_SCRIPT = {
     "Lao": "lo", "Malayalam": "ml", "Oriya": "or", "Sinhala": "si", "Tamil": "ta", "Telugu": "te",
     "Thai": "th", "Tibetan": "bo", "kana": "ja",
 }  # fmt: skip
-# Frequent words, of languages that share their script with others.
+# Frequent words of languages that share a script.
 _WORDS = {
     "ar": "في من على إلى أن التي هذا عن",
     "be": "і ў не на што як гэта яго",
@@ -56,16 +56,16 @@ _WORDS = {
     "vi": "và của là các có được không trong",
 }
 _SHARED = ("Latin", "Cyrillic", "Arabic", "Devanagari")
-# A text is in another language if its words are twice as frequent as English words, and a thirtieth
-# of all words.
+# A text is in another language if its words are twice as frequent as English words, and at least
+# one thirtieth of all words.
 _TIMES, _LEAST = 2, 30
-# Japanese has a kana for every few ideographs; Chinese that quotes it has far fewer.
+# Japanese has a kana for every few ideographs; quotations in Chinese text have far fewer.
 _KANA = 0.05
 _SIGNS = ".,;:!?()[]\"'«»„“”‘’¿¡…।۔،؟"
 
 
 def guess(text: str) -> str:
-    """Returns the code of the likely language, English if no other is likely."""
+    """Returns the code of the likely language, English if no other language is likely."""
     found = scripts.count(text)
     if not found:
         return codes.DEFAULT
@@ -84,10 +84,10 @@ def guess(text: str) -> str:
 
 
 def note_other_language(text: str) -> None:
-    """Notes the option for a text that looks like another language than English."""
+    """Prints a note with the option to set if a text looks like a language other than English."""
     code = guess(text)
     if code != codes.DEFAULT:
         note(
-            f"the text looks like {codes.describe(code)}, and its sentences are cut by the rules "
-            f"of English; `language` {code} chooses its rules, `language` en confirms English"
+            f"the text looks like {codes.describe(code)}, but its sentences are split by the rules "
+            f"of English; set `language` {code} to use its rules, `language` en to confirm English"
         )

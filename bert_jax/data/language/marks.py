@@ -1,7 +1,7 @@
-"""Marks on letters, and the marks that a text loses if accents are stripped as BERT does.
+"""Marks on letters, and the number of marks that a text loses if accents are stripped as in BERT.
 
-To strip accents, a text is decomposed (NFD) and characters of the category Mn are dropped: accents,
-but also the vowels of Thai and Hindi, and the mark that distinguishes が from か.
+Stripping accents decomposes a text (NFD) and drops characters of the category Mn: accents, but also
+the vowels of Thai and Hindi, and the mark that distinguishes が from か.
 """
 
 import functools
@@ -16,7 +16,7 @@ from bert_jax.data.language import scripts
 
 _LINES_AT_ONCE = 8192
 _ASCII = bytes(range(128))
-# They choose between two glyphs of one sign, and belong to no letter.
+# They select a glyph variant and do not belong to a letter.
 _VARIATION_SELECTORS = {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)}
 
 
@@ -28,12 +28,12 @@ class MarkCounts(NamedTuple):
 
     total: int
     losing: int
-    # Three of the latter.
+    # Three words that would lose a mark.
     examples: tuple[str, ...]
 
 
 def lost(text: str) -> int:
-    """Returns how many marks a text loses if accents are stripped."""
+    """Returns the number of marks that a text loses if accents are stripped."""
     counts = Counter(text.encode().translate(None, _ASCII).decode())
     return sum(_marks(ord(character)) * count for character, count in counts.items())
 
@@ -72,7 +72,7 @@ def words(lines: Sequence[str]) -> MarkCounts:
 
 @functools.cache
 def _marks(point: int) -> int:
-    """Returns how many marks of a character are stripped."""
+    """Returns the number of marks of a character that are stripped."""
     if point < 0x80 or point in _VARIATION_SELECTORS or 0xD800 <= point < 0xE000:
         return 0
     parts = unicodedata.normalize("NFD", chr(point))

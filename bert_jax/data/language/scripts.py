@@ -1,8 +1,8 @@
-"""The scripts of letters by the blocks of Unicode, and those that put no spaces between words."""
+"""Maps letters to scripts by Unicode block, and lists scripts without spaces between words."""
 
 import numpy as np
 
-# First and last code point, and the script; marks and signs of a block count with its letters.
+# First and last code point, and the script; marks and signs of a block count as its letters.
 _BLOCKS = (
     (0x41, 0x5A, "Latin"), (0x61, 0x7A, "Latin"), (0xC0, 0x24F, "Latin"), (0x370, 0x3FF, "Greek"),
     (0x400, 0x52F, "Cyrillic"), (0x530, 0x58F, "Armenian"), (0x590, 0x5FF, "Hebrew"),
@@ -22,8 +22,8 @@ _BLOCKS = (
 )  # fmt: skip
 # Scripts without spaces between words.
 _SPACELESS = {"Han", "kana", "Thai", "Lao", "Khmer", "Burmese", "Tibetan"}
-# The scripts of these in which WordPiece takes a run for one word: it cuts ideographs off itself,
-# and kana are among ideographs.
+# Those scripts in which WordPiece reads a run as one word. WordPiece separates ideographs, which
+# interrupt runs of kana.
 RUN_TOGETHER = {"Thai", "Lao", "Khmer", "Burmese", "Tibetan"}
 _FIRST = np.array([first for first, _, _ in _BLOCKS], np.uint32)
 _LAST = np.array([last for _, last, _ in _BLOCKS], np.uint32)
@@ -38,25 +38,25 @@ def points(text: str) -> np.ndarray:
 
 
 def count(text: str) -> dict[str, int]:
-    """Returns how many characters of each script there are; other characters count nowhere."""
+    """Returns the number of characters in each script; other characters are ignored."""
     found = np.bincount(_numbers(points(text)), minlength=len(_NAMES))
     return {name: int(n) for name, n in zip(_NAMES, found, strict=False) if n}
 
 
 def is_spaceless(code_points: np.ndarray) -> np.ndarray:
-    """Returns which code points are of a script without spaces between words: bool, their shape."""
+    """Returns which code points belong to a script without spaces: bool, same shape."""
     return _IS_SPACELESS[_numbers(code_points)]
 
 
 def is_mostly_spaceless(text: str) -> bool:
-    """Returns whether most of the letters are of a script without spaces between words."""
+    """Returns whether most letters belong to a script without spaces between words."""
     found = count(text)
     return 2 * sum(found.get(name, 0) for name in _SPACELESS) > sum(found.values())
 
 
 def run_together() -> str:
-    """Returns the class of characters, in square brackets, of scripts in which a run without a
-    space is not a word.
+    """Returns the character class, in square brackets, of scripts in which a run without spaces
+    may contain several words.
     """
     spans = (f"{chr(first)}-{chr(last)}" for first, last, name in _BLOCKS if name in RUN_TOGETHER)
     return f"[{''.join(spans)}]"

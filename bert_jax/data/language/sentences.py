@@ -1,7 +1,7 @@
-"""Paragraphs become sentences, by the rules of their language.
+"""Splits paragraphs into sentences, by the rules of their language.
 
-`sentencex` has rules for some thirty languages, takes those of a relative for two hundred more, and
-those of English for the rest, which know the full stops of most scripts.
+`sentencex` has rules for about thirty languages. It uses the rules of a related language for two
+hundred more, and the English rules, which know the full stops of most scripts, for the rest.
 """
 
 import re
@@ -10,28 +10,27 @@ from collections.abc import Iterator
 from bert_jax.data.language import spaces
 from bert_jax.data.language.codes import DEFAULT
 
-# A longer sentence is cut at a space, so that one sentence is never most of a training example.
+# A longer sentence is split at a space, so that one sentence never fills most of an example.
 LONGEST_SENTENCE = 1000
 
-# Languages whose sentences end in no sign that the segmenter knows, and the signs that they do end
-# in. Thai and Lao have none: points are in abbreviations, and spaces between phrases, so that a
-# paragraph is a sentence.
+# Languages with sentence terminators that the segmenter does not know, and these terminators. Thai
+# and Lao have none: points occur in abbreviations, and spaces between phrases, so that each
+# paragraph is one sentence.
 _OWN_SIGNS = {"th": "", "lo": "", "shn": "", "km": "។៕", "bo": "།༎", "dz": "།༎"}
 
-# White space between a capital and a full stop, as in "J\u00a0. Smith": where it is beyond ASCII,
-# sentencex takes it for a single byte on its way back from the stop, and panics (1.0.32), by the
-# rules of Kazakh after a stop, too. Never matched in part (++), or a long stretch of it would take
-# the square of its length.
+# White space between a capital and a full stop, as in "J\u00a0. Smith". If it is not ASCII,
+# sentencex treats it as a single byte and panics (1.0.32); with the rules of Kazakh, also after a
+# full stop. The possessive quantifier (++) prevents quadratic time for a long stretch of white
+# space.
 _INITIAL = re.compile(r"(?<=[A-Z])\s++(?=\.)")
 _BEFORE_STOP = re.compile(r"(?<!\s)\s++(?=\.)")
 
 
 def split_sentences(paragraph: str, language: str = DEFAULT) -> list[str]:
-    """Returns the sentences of a paragraph, stripped; joined by spaces they are its text again.
+    """Returns the sentences of a paragraph, stripped; joining them with spaces restores the text.
 
-    `language` is a code that `codes.canonical` has returned. A sentence of more than
-    LONGEST_SENTENCE characters is cut at its last space before that, and where there is none, at
-    the limit.
+    `language` is a code from `codes.canonical`. A sentence of more than LONGEST_SENTENCE characters
+    is split at its last space before the limit, or at the limit if it contains no space.
     """
     return [
         piece.lstrip() for sentence in _sentences(paragraph, language) for piece in cut(sentence)
@@ -39,10 +38,10 @@ def split_sentences(paragraph: str, language: str = DEFAULT) -> list[str]:
 
 
 def sentences_of(text: str, language: str = DEFAULT) -> Iterator[list[str]]:
-    """Yields each sentence of a document, whose paragraphs are lines, as the pieces it is cut into.
+    """Yields each sentence of a document, with paragraphs as lines, as a list of pieces.
 
-    A piece comes as it stands in running text: with one space before it where the text has white
-    space there. A line's end is a space, but in Chinese and Japanese.
+    A piece begins with a space if white space precedes it in running text. The end of a line counts
+    as a space, except in Chinese and Japanese.
     """
     last = ""
     for paragraph in text.split("\n"):
@@ -53,14 +52,14 @@ def sentences_of(text: str, language: str = DEFAULT) -> Iterator[list[str]]:
 
 
 def _sentences(paragraph: str, language: str) -> Iterator[str]:
-    """Yields the sentences of a paragraph, however long they are, stripped; none is empty. One has
-    a space before it where white space parts it from the one before.
+    """Yields the sentences of a paragraph, of any length, stripped and not empty. A sentence begins
+    with a space if white space separates it from the previous one.
     """
     signs = _OWN_SIGNS.get(language)
     if signs is None:
         import sentencex
 
-        # The stub leaves it out.
+        # The type stub omits this function.
         segment = sentencex.segment  # pyright: ignore[reportAttributeAccessIssue]
         if not paragraph.isascii():
             risky = _INITIAL if language == DEFAULT else _BEFORE_STOP
@@ -83,18 +82,18 @@ def _sentences(paragraph: str, language: str) -> Iterator[str]:
 
 def cut(sentence: str) -> list[str]:
     """Returns a sentence as pieces of at most LONGEST_SENTENCE characters, each with the space
-    before it where white space is.
+    before it if there is one.
     """
     pieces = []
     space = " " if sentence[0] == " " else ""
-    # By its place: to copy what is left for each piece would take the square of its length.
+    # Pieces are found by position: copying the remainder for each piece would take quadratic time.
     at, end = len(space), len(sentence)
     while end - at > LONGEST_SENTENCE:
         stop = sentence.rfind(" ", at + 1, at + LONGEST_SENTENCE + 1)
         stop = stop if stop > at else at + LONGEST_SENTENCE
         pieces.append(space + sentence[at:stop].rstrip())
         space = " " if sentence[stop].isspace() or sentence[stop - 1].isspace() else ""
-        while sentence[stop].isspace():  # the last character is none
+        while sentence[stop].isspace():  # the last character is not a space
             stop += 1
         at = stop
     pieces.append(space + sentence[at:])

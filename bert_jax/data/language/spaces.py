@@ -1,12 +1,12 @@
-"""Places without a space in running text: in lines that are joined, and between sentences."""
+"""Decides where running text has no space: between joined lines, and between sentences."""
 
-# Signs that Chinese and Japanese share with scripts that write spaces: the next character decides.
+# Signs that Chinese and Japanese share with scripts with spaces: the next character decides.
 _SHARED = "\u2018\u2019\u201c\u201d\u2026\u2014\u00b7"
 
 
 def is_unspaced(before: str, after: str) -> bool:
-    """Returns whether two texts on two lines are joined without a space, as in Thai, Lao, Burmese,
-    Khmer, kana and ideographs, with their punctuation.
+    """Returns whether two lines are joined without a space, as in Thai, Lao, Burmese, Khmer, kana
+    and ideographs, including their punctuation.
     """
     ends = before[-1], after[0]
     return are_ideographic(before, after) or all(_writes_no_spaces(ord(end)) for end in ends)
@@ -14,7 +14,7 @@ def is_unspaced(before: str, after: str) -> bool:
 
 def are_ideographic(before: str, after: str) -> bool:
     """Returns whether one text ends and the other begins with kana, ideographs or their
-    punctuation: their sentences have no space between them, unlike sentences of Thai.
+    punctuation: no space separates their sentences, unlike sentences in Thai.
     """
     ends = before.rstrip(_SHARED)[-1:] + after.lstrip(_SHARED)[:1]
     return bool(ends) and all(_is_ideographic(ord(end)) for end in ends)

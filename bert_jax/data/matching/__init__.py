@@ -1,1 +1,1 @@
-"""Which documents are the same, nearly the same, or have text of a test set."""
+"""Finds documents that are equal, nearly equal, or contain text of a test set."""

@@ -1,9 +1,9 @@
-"""Text of test sets in the sources: documents that have a run of words in common with them.
+"""Finds documents that contain text of test sets, by common word n-grams.
 
-13 words in a row, as GPT-3 looked for its tests (Brown et al. 2020, arXiv:2005.14165, appendix C).
-A record of 8 to 12 words is looked for whole, and a shorter one not at all: it would be found in
-text that knows nothing of the test. Where no spaces are between words, one is taken to have two
-characters (Chinese, Japanese) or four (Thai, Khmer, ...): 13 characters are an everyday phrase.
+N-grams of 13 words, as in GPT-3's test for contamination (Brown et al. 2020, arXiv:2005.14165,
+appendix C). A record of 8 to 12 words must match as a whole. Shorter records are skipped, because
+unrelated text would match. In scripts without spaces, a word counts as two characters (Chinese,
+Japanese) or four (Thai, Khmer, ...), since 13 characters are an everyday phrase.
 """
 
 import dataclasses
@@ -25,24 +25,24 @@ WORDS, FEWEST = 13, 8
 
 class _Runs(NamedTuple):
     hashes: np.ndarray  # uint64, ascending
-    records: np.ndarray  # the number of the record that each is of
+    records: np.ndarray  # the number of the record of each hash
 
 
 class Contamination:
-    """The runs of words of test sets, whose records are numbered over all of them."""
+    """The word n-grams of test sets; records are numbered over all test sets."""
 
     def __init__(self, sources: Sequence[str], reading: SourceOptions) -> None:
-        """Reads the records of the test sets; of plain text, each line is one. Of a folder that has
-        splits, all but `train` are read.
+        """Reads the records of the test sets; each line of plain text is a record. From a folder
+        with splits, all splits but `train` are read.
 
-        Raises UsageError where there are none to look for, or they cannot be read: a record that
-        may be left out of a text would here be one that stays in it.
+        Raises UsageError if no record is long enough, or if a record cannot be read: skipping it
+        would leave its text in the corpus.
         """
         reading = dataclasses.replace(reading, document="line", splits=TESTS, skips_records=False)
         self.sources = tuple(sources)
         self.records: Counter[str] = Counter()  # of each source
-        self.short: Counter[str] = Counter()  # those that are too short to be looked for
-        self.source_of: list[str] = []  # of each record that is looked for
+        self.short: Counter[str] = Counter()  # records that are too short to match
+        self.source_of: list[str] = []  # of each record that can match
         runs: dict[int, list[np.ndarray]] = {}
         records: dict[int, list[np.ndarray]] = {}
         for source in sources:
@@ -62,7 +62,7 @@ class Contamination:
         if not runs:
             raise UsageError(
                 f"`decontaminate` {', '.join(sources)}: no record has {FEWEST} words or more, and "
-                "shorter ones are not looked for"
+                "shorter records are skipped"
             )
         self._runs: dict[int, _Runs] = {}
         digest = hashlib.sha256()
@@ -71,11 +71,11 @@ class Contamination:
             order = np.argsort(hashes, kind="stable")
             self._runs[length] = _Runs(hashes[order], numbers[order])
             digest.update(np.unique(hashes).tobytes())
-        # Equal for test sets in which the same runs of words are looked for.
+        # Equal for test sets with the same n-grams.
         self.hash = digest.hexdigest()
 
     def records_in(self, text: bytes) -> set[int]:
-        """Returns the numbers of the records of which a document, in UTF-8, has a run of words."""
+        """Returns the numbers of the records that share an n-gram with a document in UTF-8."""
         of_text = words(text.decode())
         found: set[int] = set()
         for length, runs in self._runs.items():
@@ -89,7 +89,7 @@ class Contamination:
         return found
 
     def counts(self, found: Iterable[int]) -> dict[str, dict[str, int]]:
-        """Returns of each test set how many records it has, were looked for, and were found."""
+        """Returns for each test set the numbers of records, of compared and of found records."""
         of_source = Counter(self.source_of[number] for number in found)
         return {
             source: {

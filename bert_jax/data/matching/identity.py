@@ -1,17 +1,16 @@
-"""When two documents are the same, and which side of the split a document is on.
+"""Defines which documents are equal, and draws the split of a document.
 
-A document is known by its letters, marks and digits: two that differ in case, spaces, punctuation
-or symbols, or in how Unicode composes a letter, are one document. A space counts nowhere, so that
-"well-known", "well known" and a word that a line break cuts are the same, too. Marks count: in
-Thai or Hindi they are the vowels.
+Two documents are equal if their letters, marks and digits are: case, white space, punctuation,
+symbols and the Unicode composition of letters are ignored. "well-known", "well known" and a word
+with a line break are therefore equal. Marks are significant: in Thai or Hindi they are the vowels.
 """
 
 import hashlib
 import unicodedata
 from dataclasses import dataclass
 
-# Of the words of a document, what its side is drawn from. A longer document may come in pieces,
-# which all lie where the first one does; where that ends, spaces decide, and so not this.
+# The split is drawn from the beginning of the words. A longer document may arrive in pieces, which
+# all belong to the split of the first one. Spaces decide where a piece ends, but not the split.
 _BEGINNING_BYTES = 1 << 20
 
 _ASCII = bytes(range(128))
@@ -19,8 +18,8 @@ _OTHER = bytes(range(128, 256))
 _LOWER = bytes(ord(chr(code).lower()) if code < 128 else code for code in range(256))
 _NO_WORD = bytes(code for code in range(128) if not chr(code).isalnum())
 _SEVERAL = "\0"
-# Of I and i some languages make two letters each, with and without a dot: one letter here, however
-# it is spelt, or a text in capitals would be another text.
+# Some languages distinguish dotted and dotless I and i. Here they are one letter in all spellings;
+# otherwise text in capitals would be another text.
 _LETTERS_I = tuple(letter.encode() for letter in ("ı", "İ", "i\u0307", "I\u0307"))
 _SIGNS_OF_I = {letter.translate(None, _ASCII) for letter in _LETTERS_I}
 
@@ -29,18 +28,18 @@ _SIGNS_OF_I = {letter.translate(None, _ASCII) for letter in _LETTERS_I}
 class Identity:
     """Two digests of 16 bytes."""
 
-    words: bytes  # equal for what counts as the same document
-    side: bytes  # its draw
+    words: bytes  # equal for equal documents
+    side: bytes  # decides the split
 
 
 def identify(text: bytes, *, is_exact: bool = False) -> Identity:
-    """Returns what a document is known by; `text` is UTF-8.
+    """Returns the digests of a document; `text` is UTF-8.
 
-    With `is_exact` these are all characters but white space: in a chemical formula, case and signs
-    make another molecule.
+    `is_exact` compares all characters but white space: in a chemical formula, case and signs make a
+    different molecule.
     """
     plain, rest = (b"", b"") if is_exact else _streams(text)
-    if not (plain or rest):  # also text of emoji or dashes alone
+    if not (plain or rest):  # for example only emoji or dashes
         plain = "".join(text.decode().split()).encode()
     digest = hashlib.blake2b(plain, digest_size=16)
     digest.update(b"\0")
@@ -53,9 +52,9 @@ def identify(text: bytes, *, is_exact: bool = False) -> Identity:
 
 
 def _streams(text: bytes) -> tuple[bytes, bytes]:
-    """Returns the letters and digits of a text: those of ASCII, and all others.
+    """Returns the letters and digits of a text in two streams: ASCII, and all others.
 
-    In two streams, since that takes a tenth of the time: most text is ASCII but for a few letters.
+    Two streams take a tenth of the time, because most text is nearly all ASCII.
     """
     rest = text.translate(None, _ASCII)
     if rest:
@@ -79,8 +78,8 @@ def _fold_exactly(text: bytes) -> tuple[bytes, bytes]:
 
 
 def _fold(text: str) -> str:
-    """Returns a text without case. Once more at the end, since NFKC composes some letters that are
-    in parts when folded.
+    """Returns a text without case. Normalizes again at the end, since NFKC composes some letters
+    that folding decomposed.
     """
     return unicodedata.normalize("NFKC", text.casefold()).casefold()
 
@@ -92,7 +91,7 @@ def _is_sign(character: str) -> bool:
 
 
 class _Kept(dict[int, str]):
-    """A table for `str.translate`: nothing for a sign beyond ASCII, itself for all else."""
+    """A table for `str.translate` that drops non-ASCII signs and keeps all other characters."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -100,9 +99,9 @@ class _Kept(dict[int, str]):
 
 
 class _Folded(dict[int, str]):
-    """A table for `str.translate`: a character beyond ASCII, folded, nothing for a sign; _SEVERAL
-    for one that is not folded by itself: a mark, which belongs to the letter before it, and what
-    becomes ASCII (\u00df is ss) or is another spelling (\u00b2 is 2).
+    """A table for `str.translate`: a folded character beyond ASCII, nothing for a sign, _SEVERAL
+    for a character that cannot be folded separately: a mark, which belongs to the previous letter,
+    a character that becomes ASCII (\u00df is ss), or another spelling (\u00b2 is 2).
     """
 
     def __missing__(self, code: int) -> str:
@@ -112,7 +111,7 @@ class _Folded(dict[int, str]):
             folded = ""
         elif (
             unicodedata.category(character).startswith("M")
-            or 0x1100 <= code <= 0x11FF  # Hangul in parts
+            or 0x1100 <= code <= 0x11FF  # decomposed Hangul
             or unicodedata.normalize("NFKC", character) != character
             or any(letter.isascii() for letter in folded)
         ):

@@ -1,10 +1,10 @@
-"""Documents that are nearly equal: MinHash finds pairs to compare, and their words decide.
+"""Drops near duplicates: MinHash finds candidate pairs, and their word n-grams decide.
 
-Two documents are compared by the runs of five words in them: their Jaccard similarity is the share
-of common runs among all. A document is dropped where it is at least as similar as asked for to an
-earlier document that stays. The signatures (Broder 1997) are those of the package `rensa`. They
-are cut into bands, and two documents that agree in a band are compared (Leskovec, Rajaraman and
-Ullman, "Mining of Massive Datasets", section 3.4).
+The similarity of two documents is the Jaccard similarity of their word 5-grams. A document is
+dropped if its similarity to an earlier document that is kept reaches the threshold. The signatures
+(Broder 1997) are computed by the package `rensa`. They are divided into bands, and two documents
+that agree in a band are compared (Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets",
+section 3.4).
 """
 
 import importlib.util
@@ -19,18 +19,18 @@ from bert_jax.errors import UsageError, install_command
 
 WORDS = 5
 _SEED = 1
-# Rows of a band by the similarity asked for, and how many bands: a pair that is just as similar is
-# compared with a probability of 0.998 and more, 1 - (1 - similarity ** rows) ** bands.
+# Threshold, rows per band and number of bands: a pair at the threshold is compared with a
+# probability of at least 0.998, which is 1 - (1 - similarity ** rows) ** bands.
 _BANDS = ((0.9, 10, 20), (0.8, 6, 24), (0.7, 4, 28), (0.5, 3, 64), (0.3, 2, 72))
 FEWEST_ALIKE = _BANDS[-1][0]
-# Runs of words of the documents that are signed at once.
+# The number of n-grams for which signatures are computed at once.
 _TOGETHER = 1 << 20
-# The most documents that agree in a band and stay with which the next document is compared.
+# The most kept documents in a band with which the next document is compared.
 _COMPARED = 100
 
 
 class Signer:
-    """Computes the keys of documents: two documents that share a key are worth comparing."""
+    """Computes the keys of documents: two documents with a common key are compared."""
 
     def __init__(self, similarity: float) -> None:
         self._rows, self._bands = next((r, b) for s, r, b in _BANDS if similarity >= s)
@@ -72,11 +72,11 @@ def nearly(
 ) -> Iterator[int]:
     """Yields the numbers of the documents to drop.
 
-    A document is its number, its keys and its runs of words (`runs_of`), in the order of the
-    sources; two documents that share no key are not compared.
+    Each document is given as its number, keys and n-grams (`runs_of`), in the order of the sources.
+    Two documents without a common key are not compared.
     """
     kept: dict[int, np.ndarray] = {}
-    there: defaultdict[int, list[int]] = defaultdict(list)  # key -> documents that stay
+    there: defaultdict[int, list[int]] = defaultdict(list)  # key -> kept documents
     for number, keys, all_runs in documents:
         keys, runs = [*keys], np.unique(all_runs)
         others = dict.fromkeys(n for key in keys for n in there[key][-_COMPARED:])
@@ -89,22 +89,22 @@ def nearly(
 
 
 def runs_of(text: bytes) -> np.ndarray:
-    """Returns a hash of each run of words of a text in UTF-8: uint64."""
+    """Returns a hash of each word n-gram of a text in UTF-8: uint64."""
     return shingles(words(text.decode()), WORDS)
 
 
 def jaccard(a: np.ndarray, b: np.ndarray) -> float:
-    """Returns the share of common elements of two sets, sorted arrays without repetition."""
+    """Returns the Jaccard similarity of two sets, given as sorted arrays without repetition."""
     common = len(np.intersect1d(a, b, assume_unique=True))
     return common / (len(a) + len(b) - common) if common else 0.0
 
 
 def require_possible(similarity: float) -> None:
-    """Raises UsageError for a similarity out of range, and where rensa is not installed."""
+    """Raises UsageError for a similarity out of range, or if rensa is not installed."""
     if not FEWEST_ALIKE <= similarity <= 1:
         raise UsageError(
-            f"`near_duplicates` {similarity} is not between {FEWEST_ALIKE} and 1: it is the share "
-            "of common runs of words from which two documents count as one"
+            f"`dedup_threshold` {similarity} must be between {FEWEST_ALIKE} and 1: it is the share "
+            "of common word 5-grams above which documents are near duplicates"
         )
     if importlib.util.find_spec("rensa") is None:
-        raise UsageError(f"`near_duplicates` needs rensa: {install_command('rensa')}")
+        raise UsageError(f"`dedup_threshold` needs rensa: {install_command('rensa')}")

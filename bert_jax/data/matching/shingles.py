@@ -1,7 +1,7 @@
-"""Runs of words as hashes, by which texts are compared that are not quite equal.
+"""Hashes of word n-grams, for comparing texts that are not exactly equal.
 
-Words are runs of letters, marks and digits, without case (NFKC); where a script writes no spaces,
-each character is one. All of a text at once, in NumPy: about 15 MB/s of a core.
+Words are runs of letters, marks and digits, without case (NFKC). In scripts without spaces each
+character is a word. NumPy handles a whole text at once: about 15 MB/s per core.
 """
 
 import functools
@@ -18,12 +18,12 @@ _OF_LETTERS, _OF_WORDS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543DE82
 
 
 def words(text: str) -> np.ndarray:
-    """Returns a hash of each word, in their order: uint64 `[words]`."""
+    """Returns a hash of each word, in order: uint64 `[words]`."""
     points = scripts.points(unicodedata.normalize("NFKC", text.casefold()))
     kind = _kinds()[points]
     is_letter = kind > 0
     before = np.concatenate([np.zeros(1, kind.dtype), kind[:-1]])
-    # A word begins after what is none, and on either side of a character that is one alone.
+    # A word begins after a non-word character, and before and after a single-character word.
     begins = is_letter & ((before != 1) | (kind == 2))
     points, begins = points[is_letter], begins[is_letter]
     if not len(points):
@@ -35,8 +35,8 @@ def words(text: str) -> np.ndarray:
 
 
 def shingles(hashes: np.ndarray, length: int) -> np.ndarray:
-    """Returns a hash of each run of `length` words, of all together where there are fewer: uint64,
-    in their order.
+    """Returns a hash of each run of `length` words, in order: uint64. A shorter text has one hash
+    of all its words.
     """
     length = min(length, len(hashes))
     if not length:
@@ -55,7 +55,7 @@ def _powers(base: np.uint64, count: int) -> np.ndarray:
 
 @functools.cache
 def _kinds() -> np.ndarray:
-    """Returns for each code point 1 where it is of a word, 2 where it is one, and else 0: uint8."""
+    """Returns for each code point 1 if it is part of a word, 2 if it is a word, else 0: uint8."""
     kinds = np.array([unicodedata.category(chr(i))[0] in "LMN" for i in range(sys.maxunicode + 1)])
     spaceless = scripts.is_spaceless(np.arange(len(kinds), dtype=np.uint32))
     return kinds.astype(np.uint8) * np.where(spaceless, 2, 1).astype(np.uint8)

@@ -1,1 +1,1 @@
-"""Rows of a corpus become batches of pre-training."""
+"""Turns the sequences of a corpus into pre-training batches."""

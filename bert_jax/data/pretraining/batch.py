@@ -31,7 +31,7 @@ class Field(NamedTuple):
 
     @property
     def of_an_example(self) -> int:
-        """How many columns an example has, of a size in "P"."""
+        """Returns the number of columns of one example, for a size in "P"."""
         return int(self.size.removesuffix("P") or 1)
 
 
@@ -45,7 +45,7 @@ class ArraySpec(NamedTuple):
 def signature(
     fields: Mapping[str, Field], phase: PhaseConfig, *, rows: int
 ) -> dict[str, ArraySpec]:
-    """Returns the arrays of `rows` rows of a batch of `phase`, which is resolved."""
+    """Returns the arrays of `rows` rows of a batch of `phase`, which must be resolved."""
     sizes = {
         "sequence_length": phase.sequence_length,
         "max_predictions": phase.max_predictions,
@@ -59,7 +59,7 @@ def signature(
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """The inputs of the draws of a mask or an objective, besides the tokens of R rows.
+    """The inputs of the random draws of a mask or an objective, apart from the tokens of R rows.
 
     The draws of a row depend on `key`, which is derived from the seed and the phase, and on the
     example number of the row; they do not depend on the other rows of the batch.
@@ -70,7 +70,7 @@ class Draw:
     max_predictions: int
     key: int
     example_numbers: np.ndarray  # int64 [R]
-    # The length of a whole row, if the arrays are cut after the longest row.
+    # The length of a full row, if the arrays are cut after the longest row.
     sequence_length: int = 0
 
     def row_keys(self, purpose: int) -> np.ndarray:
@@ -91,7 +91,7 @@ INPUTS: Mapping[str, Field] = {
     "position_ids": Field("L", np.int32),
     "sequence_ids": Field("L", np.int32),
 }
-# The arrays that a kind of mask (registry.MASKS) adds.
+# The arrays that a kind of mask (registry.MASKINGS) adds.
 PREDICTIONS: Mapping[str, Field] = {
     "mlm_positions": Field("M", np.int32),
     "mlm_targets": Field("M", np.int32),

@@ -1,21 +1,21 @@
-"""Which rows of a batch are of which source, as a function of the step alone.
+"""Assigns the rows of each batch to sources, as a function of the step only.
 
-The rows of a batch are cut into runs, one for each source. A source whose share of a batch is 3.2
-rows has 3 or 4 of each, and of all batches up to any step its share of their rows, give or take
-less than one. (Of three sources or more no order keeps within one row of the shares in *every* run
-of batches; Tijdeman 1980, "The chairman assignment problem".)
+The rows of a batch are divided into runs, one for each source. A source with a share of 3.2 rows
+per batch has 3 or 4 rows in each batch. Over all batches up to any step, its number of rows differs
+from its share by less than one. (With three or more sources, no order stays within one row of the
+shares in *every* run of batches; Tijdeman 1980, "The chairman assignment problem".)
 
-Who has the row more is the question of a scheduler: tasks that need 0.2, 0.7, 0.1, ... of the time
-are given processors step by step. PD2 answers it so that no task is ever a whole step ahead or
-behind (Srinivasan and Anderson 2002, "Optimal rate-based scheduling on multiprocessors"). Shares
-are taken as fractions, so that its answers repeat after a period, for which they are kept.
+Which sources get the extra rows is a scheduling problem: tasks that need 0.2, 0.7, 0.1, ... of the
+time are assigned to processors step by step. The scheduler PD2 keeps every task less than one step
+ahead or behind (Srinivasan and Anderson 2002, "Optimal rate-based scheduling on multiprocessors").
+Shares are rounded to fractions, so that the assignment repeats after a period, which is cached.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-# Steps of the longest period. With 256 rows a share is rounded to a millionth of all rows then.
+# Steps of the longest period. With 256 rows, shares are rounded to a millionth of all rows.
 _LONGEST = 4096
 
 
@@ -23,7 +23,7 @@ class Dealing:
     """The rows of K sources in each batch of a phase."""
 
     def __init__(self, shares: Sequence[float], rows: int):
-        """`shares` of the `rows` of a batch, in any unit; none is negative, and not all are 0."""
+        """`shares` of the `rows` of a batch, in any unit; non-negative, and not all 0."""
         portions = np.array(shares, np.float64) / sum(shares) * rows
         self._period = _period(portions)
         whole, part = np.divmod(_rounded(portions * self._period), self._period)
@@ -39,7 +39,7 @@ class Dealing:
 
 
 def _period(portions: np.ndarray) -> int:
-    """Returns in how many steps all sources have whole rows, or the longest period."""
+    """Returns after how many steps all sources have whole rows, at most the longest period."""
     periods = np.arange(1, _LONGEST + 1)
     rows = periods[:, None] * portions
     (exact,) = np.nonzero((np.abs(rows - np.rint(rows)) < 1e-6).all(1))
@@ -47,7 +47,7 @@ def _period(portions: np.ndarray) -> int:
 
 
 def _rounded(exact: np.ndarray) -> np.ndarray:
-    """Returns whole numbers with the same sum, which is one: int64, less than 1 off each."""
+    """Rounds to int64 values with the same sum, an integer; each changes by less than 1."""
     found = np.floor(exact).astype(np.int64)
     lacking = int(np.rint(exact.sum())) - int(found.sum())
     found[np.argsort(found - exact, kind="stable")[:lacking]] += 1
@@ -57,11 +57,11 @@ def _rounded(exact: np.ndarray) -> np.ndarray:
 def _turns(part: np.ndarray, period: int) -> np.ndarray:
     """Returns how many turns each source has had before each step: int64 `[period + 1, K]`.
 
-    Source i has `part[i]` turns in a period, at most one a step; all steps have as many turns. Its
-    turn j must come from step floor(j * period / part) on, and before its deadline. Of those that
-    may, the earliest deadlines come first. Of equal ones come first who may take the next turn
-    in the step before the deadline, too; of these, who in such a row of turns has no freedom for
-    longest.
+    Source i has `part[i]` turns in a period, at most one per step; all steps have the same number
+    of turns. Its turn j must be at step floor(j * period / part) or later, and before its deadline.
+    Among the eligible sources the earliest deadline comes first. Ties are broken in favor of
+    sources that may also take their next turn in the step before the deadline, and among these in
+    favor of the source with the longest such sequence of turns without slack.
     """
     turns = np.zeros((period + 1, part.size), np.int64)
     a_step = int(part.sum()) // period
@@ -71,7 +71,7 @@ def _turns(part: np.ndarray, period: int) -> np.ndarray:
         next_turn = turns[step] + 1
         deadline = -(-next_turn * period // divisor)
         overlaps = next_turn * period % divisor != 0
-        off = -(-deadline * rest // period)  # turns that it is off before the deadline
+        off = -(-deadline * rest // period)  # turns that it skips before the deadline
         free_again = -(-off * period // rest)
         free_again[2 * part < period] = 0
         is_due = (part > 0) & (turns[step] * period // divisor <= step)

@@ -1,10 +1,10 @@
-"""Rows of one or two segments that follow each other, as ELECTRA was trained on.
+"""Rows of one or two consecutive segments, as in ELECTRA's pre-training.
 
 The semantics are those of `ExampleBuilder` in google-research/electra
-(build_pretraining_dataset.py), in which sentences are gathered up to a target and dealt to two
-segments. A short sentence goes to the first segment while that has room, even after one that has
-gone to the second: the segments of a row need not be two halves of it. Each row draws under the
-number of its first sentence.
+(build_pretraining_dataset.py): sentences are gathered up to a target length and assigned to two
+segments. A short sentence joins the first segment if it fits, even after a longer sentence joined
+the second, so that the segments need not be contiguous halves of the text. The draws of a row use
+the number of its first sentence.
 """
 
 import numpy as np
@@ -14,10 +14,10 @@ from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining.spans import SpanPlan, SpanRows, chain
 
-# [CLS] a [SEP] b [SEP]; the second [SEP] only with b
+# [CLS] a [SEP] b [SEP]; the second [SEP] only if b is not empty
 _NUM_SPECIAL = 3
 _ONE_SEGMENT_PROB, _SHORT_PROB, _LEAST_TARGET = 0.1, 0.05, 5
-# The tokens that the first segment aims at where it is to be the only one.
+# The target length of the first segment in rows with one segment.
 _ALL = 100_000
 
 
@@ -28,9 +28,7 @@ class _Draw:
 
 
 class ElectraSegments(SpanRows):
-    """The entry of `registry.ROWS`: `[CLS] a [SEP] b [SEP]`, or for one row in ten `[CLS] a
-    [SEP]`.
-    """
+    """The rows `electra_segments`: `[CLS] a [SEP] b [SEP]`; one row in ten is `[CLS] a [SEP]`."""
 
     num_special = _NUM_SPECIAL
 
@@ -54,7 +52,7 @@ class ElectraSegments(SpanRows):
 
 
 def _targets(keys: np.ndarray, sequence_length: int) -> np.ndarray:
-    """Returns at how many tokens a row of each key is complete; special ones do not count."""
+    """Returns the target length of the row of each key, in tokens without special tokens."""
     is_short = counter_rng.uniform(counter_rng.bits(keys, _Draw.IS_SHORT)) < _SHORT_PROB
     choices = sequence_length - _LEAST_TARGET + 1
     short = _LEAST_TARGET + counter_rng.randint(counter_rng.bits(keys, _Draw.TARGET), choices)
@@ -64,14 +62,14 @@ def _targets(keys: np.ndarray, sequence_length: int) -> np.ndarray:
 def _deal(
     starts: np.ndarray, begin: np.ndarray, keys: np.ndarray, sequence_length: int
 ) -> np.ndarray:
-    """Returns which sentences go to the second segment of their row: bool, one a sentence.
+    """Returns which sentences belong to the second segment of their row: bool, one per sentence.
 
-    All rows are walked at once, a sentence of each in a turn.
+    The loop handles all rows at once, one sentence of each row per iteration.
     """
     is_one = counter_rng.uniform(counter_rng.bits(keys, _Draw.IS_ONE_SEGMENT)) < _ONE_SEGMENT_PROB
     goal = np.where(is_one, _ALL, (_targets(keys, sequence_length) - 3) // 2)
-    # One coin is all that a row asks for: after heads its first segment is full, after tails there
-    # is a second one.
+    # One coin per row is enough: heads means that the first segment is full, tails that a second
+    # segment begins.
     goes_over = counter_rng.uniform(counter_rng.bits(keys, _Draw.GOES_OVER)) < 0.5
     first_length = starts[begin + 1] - starts[begin]
     has_second = np.zeros(begin.size, bool)
@@ -96,7 +94,7 @@ def _deal(
 def _spans(
     starts: np.ndarray, begin: np.ndarray, is_second: np.ndarray, sequence_length: int
 ) -> SpanPlan:
-    """Returns the plan of the rows' segments, each cut at its end to what fits."""
+    """Returns the plan of the rows' segments, each truncated at its end to the available length."""
     is_new = np.diff(is_second, prepend=False)
     is_new[begin] = True
     (at,) = np.nonzero(is_new)

@@ -1,4 +1,4 @@
-"""Plans that are kept in memory, and the size of the first epoch of a phase."""
+"""Caches plans in memory, and defines the size of the first epoch of a phase."""
 
 import contextlib
 import threading
@@ -16,7 +16,7 @@ class FirstEpoch(NamedTuple):
 
 
 class EpochCache:
-    """The plans of the `keep` epochs, or other keys, that were used last.
+    """Caches the plans of the `keep` most recently used epochs, or other keys.
 
     Safe to use from several threads: one thread computes a plan, and the others wait for it.
     """
@@ -35,7 +35,7 @@ class EpochCache:
         """Computes a plan that is not in the cache in the background, one plan at a time."""
         entry, is_new = self._entry(epoch)
         if is_new:
-            # A thread for each plan ends with its work; a pool would keep an idle thread.
+            # One thread per plan ends with its work; a pool would keep an idle thread.
             threading.Thread(target=self._compute, args=(entry,), daemon=True).start()
 
     def _compute(self, entry: "_Entry") -> None:
@@ -43,7 +43,7 @@ class EpochCache:
             entry.get()
 
     def _entry(self, epoch: Hashable) -> tuple["_Entry", bool]:
-        """Returns the entry of an epoch, and whether this call has made it."""
+        """Returns the entry of an epoch, and whether this call created it."""
         with self._lock:
             is_new = epoch not in self._entries
             entry = self._entries.setdefault(epoch, _Entry(self._plan, epoch))

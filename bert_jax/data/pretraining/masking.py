@@ -1,8 +1,8 @@
-"""Chooses the tokens to predict, and what stands in their place, for a whole batch at once.
+"""Chooses the tokens to predict and their replacements, for a whole batch at once.
 
 The rule is that of `create_masked_lm_predictions` in google-research/bert
-(create_pretraining_data.py), drawn afresh for every example number: an epoch later the same pair
-is masked differently. A row's masks depend on its key, its example number and its tokens only.
+(create_pretraining_data.py). Masks are drawn for each example number, so that a pair is masked
+differently in each epoch. The masks of a row depend only on its key, example number and tokens.
 """
 
 import numpy as np
@@ -16,14 +16,13 @@ ORDER, _ACTION, _TOKEN = range(3)
 
 
 def mask_rows(rows: Batch, draw: Draw) -> Batch:
-    """Masks `input_ids` `[R, L]` int32 of `rows`, of which the first `lengths` `[R]` are not
-    padding.
+    """Masks `input_ids` `[R, L]` int32 of `rows`; the first `lengths` `[R]` tokens of each row are
+    not padding.
 
-    Of each row min(max_predictions, max(1, round(length * masked_lm_prob))) tokens are predicted,
-    [CLS] and [SEP] counted in the length as the original counts them, but [CLS], [SEP], [PAD] and
-    [MASK] themselves never. Returns new `input_ids`, and `mlm_positions` (ascending),
-    `mlm_targets` (int32) and `mlm_weights` (float32), each `[R, max_predictions]`; 0 after a row's
-    last prediction.
+    In each row, min(max_predictions, max(1, round(length * masked_lm_prob))) tokens are predicted.
+    As in Google's code, the length includes [CLS] and [SEP], but [CLS], [SEP], [PAD] and [MASK] are
+    never predicted. Returns new `input_ids`, and `mlm_positions` (ascending), `mlm_targets` (int32)
+    and `mlm_weights` (float32), each `[R, max_predictions]`; 0 after the last prediction of a row.
     """
     input_ids = rows["input_ids"]
     is_candidate = candidates(input_ids, draw.vocabulary.special)
@@ -33,7 +32,7 @@ def mask_rows(rows: Batch, draw: Draw) -> Batch:
 
 
 def candidates(input_ids: np.ndarray, special: SpecialIds) -> np.ndarray:
-    """Returns where a token may be predicted: bool `[R, L]`."""
+    """Returns which tokens may be predicted: bool `[R, L]`."""
     is_candidate = input_ids != special.pad
     for token in (special.cls, special.sep, special.mask):
         is_candidate &= input_ids != token
@@ -54,15 +53,15 @@ def replace(
     *,
     decided_at: np.ndarray | None = None,
 ) -> Batch:
-    """Returns what `mask_rows` does, for chosen `positions` `[R, M]`, ascending, of which the first
-    `count` `[R]` count.
+    """Returns the result of `mask_rows` for chosen `positions` `[R, M]`, ascending, the first
+    `count` `[R]` of which are valid.
 
-    Each position draws what becomes of its token: [MASK], a random token, or the token itself.
-    `decided_at` `[R, L]` are the positions that draw in place of others, such as a span's first.
+    Each position draws the replacement of its token: [MASK], a random token, or the token itself.
+    `decided_at` `[R, L]` gives the position that draws for each position, such as a span's first.
     """
     vocabulary, options = draw.vocabulary, draw.options
     is_used = np.arange(positions.shape[1]) < count[:, None]
-    positions = positions * is_used  # the rest point at [CLS], and put back what they find there
+    positions = positions * is_used  # the others point at [CLS], which they write back unchanged
     originals = np.take_along_axis(input_ids, positions, axis=1)
     deciding = positions
     if decided_at is not None:
@@ -83,9 +82,9 @@ def replace(
 
 
 def positions_of(is_chosen: np.ndarray, max_predictions: int) -> np.ndarray:
-    """Returns the chosen positions of each row, ascending: int64 `[R, M]`; others after them."""
+    """Returns the chosen positions of each row, ascending: int64 `[R, M]`; then other positions."""
     length = is_chosen.shape[1]
-    kind = np.int16 if length <= 1 << 15 else np.int32  # the smaller is sorted faster
+    kind = np.int16 if length <= 1 << 15 else np.int32  # the smaller type sorts faster
     columns = np.where(is_chosen, np.arange(length, dtype=kind), kind(length - 1))
     columns.sort(axis=1)
     return columns[:, :max_predictions].astype(np.int64)
@@ -104,13 +103,13 @@ def _choose(is_candidate: np.ndarray, count: np.ndarray, draw: Draw) -> np.ndarr
 
 
 def shuffled(is_there: np.ndarray, draw: Draw, *, most: int) -> np.ndarray:
-    """Returns up to `most` of the columns that are there in each row, in random order: int64.
+    """Returns up to `most` of the columns that are true in each row, in random order: int64.
 
-    Every column gets a random rank, the lowest ranks come first. What follows them is arbitrary.
+    Every column gets a random rank, and the lowest ranks come first. Later columns are arbitrary.
     """
     length = is_there.shape[1]
-    # The column rides in the low bits, so that a plain sort carries it along. They are as many as
-    # a whole row needs, wherever rows are cut: the order is the same.
+    # The low bits hold the column, so that a plain sort moves it with the rank. The number of bits
+    # fits a full row even if rows are cut: the order stays the same.
     low = np.uint64((1 << (max(length, draw.sequence_length) - 1).bit_length()) - 1)
     column = np.arange(length)
     rank = counter_rng.bits(draw.row_keys(ORDER), column)

@@ -1,8 +1,8 @@
-"""The rows of several sources in the batches of one phase.
+"""Combines the rows of several sources into the batches of one phase.
 
-The rows of a batch are those of the first source, then those of the second, and so on
-(dealing.py). To ask each of 200 sources for one row would take longer than to read the batch, so
-the rows of several steps are planned together, and kept for these.
+A batch contains the rows of the first source, then those from the second source, and so on
+(dealing.py). Planning one row of each of 200 sources would take longer than reading the batch, so
+the rows of several steps are planned together and cached.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from bert_jax.data.pretraining.epochs import EpochCache
 from bert_jax.data.pretraining.spans import ranges
 from bert_jax.data.pretraining.stream import Stream, Taken
 
-# Rows that a source is asked for at once, on average.
+# Rows that are planned at once per source, on average.
 _TOGETHER = 512
-# Several threads may be at several steps, each of which asks for several ranges of rows.
+# Several threads may be at several steps, and each asks for several ranges of rows.
 _KEPT = 8
-# The numbers of two sources' examples never meet.
+# The distance between the example numbers of two sources, which keeps them distinct.
 _APART = 1 << 40
 
 
@@ -43,8 +43,8 @@ class Mixture:
         return taken.rows(order[place * len(rows) : (place + 1) * len(rows)])
 
     def _plan(self, key: tuple[int, int, int, int]) -> tuple[Taken, np.ndarray]:
-        """Returns the rows `[start, stop)` of the batches of some steps, those of a source
-        together, and where each row of the first batch is among them, of the second, and so on.
+        """Returns the rows `[start, stop)` of the batches of some steps, grouped by source, and the
+        indices among them of the rows of the first batch, then of the second, and so on.
         """
         first, end, start, stop = key
         steps = np.arange(first, min(end, self._phase.steps))

@@ -1,9 +1,8 @@
-"""Rows of one segment, without next sentences: those of RoBERTa, and whole documents.
+"""Rows of one segment, without next sentence prediction: RoBERTa's rows, and whole documents.
 
 `full_sentences` and `doc_sentences` are the modes "complete" and "complete_doc" of fairseq
-(fairseq/data/token_block_utils_fast.pyx; Liu et al. 2019, section 4.2). As there, the rows of every
-epoch are the same; their order and their masks are drawn anew. Where they depart from fairseq is
-listed in docs/lineage.md.
+(fairseq/data/token_block_utils_fast.pyx; Liu et al. 2019, section 4.2). As in fairseq, every epoch
+has the same rows; their order and their masks are drawn again.
 """
 
 from collections.abc import Callable
@@ -17,15 +16,15 @@ from bert_jax.progress import note_once
 
 
 class OneSegment(SpanRows):
-    """An entry of `registry.ROWS`: `[CLS] a [SEP]`, with [SEP] also between two documents.
+    """Rows of one segment: `[CLS] a [SEP]`, with [SEP] also between two documents.
 
-    The rows share out the split's tokens: none is left out, none is in two rows.
+    Each token of the split is in exactly one row.
     """
 
     num_special = 2
 
     def __init__(self, begins: Callable[[Split, int], np.ndarray]):
-        """`begins` returns the token with which each row begins, of rows with room for so many."""
+        """`begins` returns the first token of each row, given the tokens that fit in a row."""
         self._begins = begins
 
     def plan(
@@ -43,7 +42,7 @@ class OneSegment(SpanRows):
 
 
 def full_sentences(split: Split, room: int) -> np.ndarray:
-    """Fills each row with whole sentences, going on in the next document after a separator."""
+    """Fills each row with whole sentences, continuing in the next document after a separator."""
     return _gather(split, room, between=1)
 
 
@@ -53,37 +52,37 @@ def doc_sentences(split: Split, room: int) -> np.ndarray:
 
 
 def documents(split: Split, room: int) -> np.ndarray:
-    """Cuts each document into full rows and a rest, wherever sentences end."""
+    """Splits each document into full rows and a remainder, regardless of sentence boundaries."""
     sentences, documents = split.starts()
     return _cut(sentences[documents], room)[0][:-1]
 
 
 def _gather(split: Split, room: int, *, between: int) -> np.ndarray:
-    """Returns the first token of each row. Two documents of a row cost `between` tokens more: no
-    row has two where that is more than there is room for.
+    """Returns the first token of each row. Each document boundary in a row costs `between` tokens;
+    if this exceeds `room`, no row has two documents.
     """
     sentence_starts, document_starts = split.starts()
     starts, first_piece = _cut(sentence_starts, room)
     sentences = first_piece.size - 1
     if starts.size > first_piece.size:
         cut = np.count_nonzero(np.diff(first_piece) > 1)
-        # Of each piece, the figures would be another line.
+        # For one piece of a split, counts would print another line for each piece.
         how_many = "some" if split.is_piece else f"{cut:,} of {sentences:,}"
         note_once(
-            f"{split.name}: {how_many} sentences are cut, being longer than the "
-            f"{room} tokens that a row has room for"
+            f"{split.name}: {how_many} sentences are longer than the {room} tokens that fit in a "
+            "row, and are split"
         )
-    openings = first_piece[document_starts]  # of the pieces, those that begin a document
+    openings = first_piece[document_starts]  # the pieces that begin a document
 
     def ends(begin: int, end: int) -> np.ndarray:
-        # A row has no more pieces than room, since none is empty.
+        # A row has at most `room` pieces, since no piece is empty.
         window = starts[begin : end + room + 1]
         cost = np.zeros(window.size, np.int64)
         low, high = np.searchsorted(openings, (begin, begin + window.size))
         cost[openings[low:high] - begin] = between
         np.cumsum(cost, out=cost)
-        # The pieces [i, j) take window[j] - window[i] tokens, and separators where one of the
-        # pieces i + 1, ..., j - 1 begins a document.
+        # The pieces [i, j) take window[j] - window[i] tokens, plus a separator for each of the
+        # pieces i + 1, ..., j - 1 that begins a document.
         taken = window[1:] + cost[:-1]
         most = (window + cost)[: end - begin] + room
         return begin + np.searchsorted(taken, most, side="right")
@@ -92,9 +91,9 @@ def _gather(split: Split, room: int, *, between: int) -> np.ndarray:
 
 
 def _cut(bounds: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts what lies between the `bounds` `[N + 1]` into pieces of `room` tokens and a rest.
+    """Splits the tokens between the `bounds` `[N + 1]` into pieces of `room` tokens and remainders.
 
-    Returns the bounds of the pieces `[P + 1]`, and which piece is the first of each `[N + 1]`.
+    Returns the bounds of the pieces `[P + 1]`, and the number of the first piece of each `[N + 1]`.
     """
     length = np.diff(bounds)
     count = -(-length // room)

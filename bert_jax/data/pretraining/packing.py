@@ -1,12 +1,11 @@
-"""Several sequences in one row: which of an epoch's examples share one, and how they are placed.
+"""Packs several sequences into one row: chooses the examples of each row, and places them.
 
-An example is masked first, alone in a row of its own, and then placed. So a packed batch is a
-rearrangement of unpacked rows, bit for bit, and where an example lands changes nothing that is
-learned from it: a token sees its own sequence only (`sequence_ids`), and positions begin anew with
-each (Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination").
+An example is masked first, as a separate row, and then placed. A packed batch is therefore an exact
+rearrangement of unpacked rows, and its position in a batch does not change what is learned from an
+example: a token only attends to its own sequence (`sequence_ids`), and positions restart with each
+sequence (Krell et al. 2021, "Efficient Sequence Packing without Cross-contamination").
 
-Dims: S sequences, R rows, L row length, M predictions that a row has room for, P sequences that it
-has room for.
+Dims: S sequences, R rows, L row length, M predictions per row at most, P sequences per row at most.
 """
 
 import bisect
@@ -23,7 +22,7 @@ from bert_jax.errors import UsageError
 
 
 class Fill(NamedTuple):
-    """The contents of a packed row, on average over an epoch."""
+    """The mean contents of the packed rows of an epoch."""
 
     sequences: float
     tokens: float
@@ -42,7 +41,7 @@ class Packing:
         return self.starts.size - 1
 
     def take(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the examples of some rows, one row after the other, and how many each has."""
+        """Returns the concatenated examples of some rows, and the number of examples of each."""
         counts = self.starts[rows + 1] - self.starts[rows]
         return self.examples[ranges(self.starts[rows], counts)], counts
 
@@ -50,13 +49,13 @@ class Packing:
 def best_fit(lengths: np.ndarray, *, length: int, most: int) -> Packing:
     """Returns rows of at most `length` tokens and `most` sequences, for sequences of `lengths`.
 
-    The longest first, each into the fullest row that has room for it. Rows that are alike are
-    filled together, which makes it a matter of a second for millions of sequences (Krell et al.
-    2021 count lengths in the same way). `lengths` `[S]` are from 1 to `length`.
+    Best-fit decreasing: the longest sequence first, each into the fullest row with enough space.
+    Identical rows are filled together, so that millions of sequences take about a second (Krell et
+    al. 2021 also count lengths). `lengths` `[S]` are from 1 to `length`.
     """
     counts = np.bincount(lengths, minlength=length + 1)
-    # Examples of one length are neighbours, in their own order; `ends` is where those that are left
-    # over end.
+    # Examples of equal length are adjacent, in their original order; `ends` marks the end of the
+    # examples that are left.
     order = np.argsort(lengths.astype(np.min_scalar_type(length)), kind="stable").astype(np.int32)
     ends = np.cumsum(counts)
     kinds = _kinds_of_rows(counts, length=length, most=most)
@@ -76,13 +75,13 @@ def best_fit(lengths: np.ndarray, *, length: int, most: int) -> Packing:
 def _kinds_of_rows(
     counts: np.ndarray, *, length: int, most: int
 ) -> list[tuple[tuple[int, ...], int]]:
-    """Returns the lengths in a row, and how many rows have just these, for all kinds of rows.
+    """Returns every kind of row: the lengths in a row, and the number of rows with these lengths.
 
-    `counts[n]` sequences have length n.
+    `counts[n]` is the number of sequences of length n.
     """
     done: list[tuple[tuple[int, ...], int]] = []
-    # Room that is left -> kinds of rows that have just that and may take more; and all such rooms,
-    # ascending.
+    # Free space -> kinds of rows with this free space that can take more sequences; and all such
+    # amounts of free space, ascending.
     of_room: defaultdict[int, list[tuple[tuple[int, ...], int]]] = defaultdict(list)
     rooms: list[int] = []
 
@@ -104,7 +103,7 @@ def _kinds_of_rows(
                 members, rows = of_room[room].pop()
                 if not of_room[room]:
                     rooms.pop(place)
-            # A row that has taken one is the fullest now, and takes the next one, too.
+            # A row that has just taken a sequence is the fullest one and also takes the next one.
             copies = min(room // size, most - len(members), left)
             used = min(rows, left // copies)
             if members and rows > used:
@@ -114,15 +113,15 @@ def _kinds_of_rows(
     return done + [kind for kinds in of_room.values() for kind in kinds]
 
 
-# Sequences of at most so many tokens are masked together, and those of twice, four times, ... it.
+# Sequences of at most this length are masked together, then those up to twice this length, etc.
 _SHORT = 128
 
 
 def by_width(lengths: np.ndarray, *, sequence_length: int) -> list[tuple[np.ndarray, int]]:
-    """Returns the sequences, ascending, that a table of so many columns is for, and the columns.
+    """Groups sequences by table width: returns the sequences, ascending, and the columns of each.
 
-    A row of 8,192 may hold thirty documents: in a table of 8,192 columns each, they would be
-    nearly all padding.
+    A row of 8,192 tokens may hold thirty documents: in a table with 8,192 columns per document,
+    nearly everything would be padding.
     """
     widths = [_SHORT]
     while widths[-1] < sequence_length:
@@ -141,13 +140,13 @@ def place(
     max_sequences: int,
     max_predictions: int = 0,
 ) -> Batch:
-    """Returns a batch of R rows, of which row r holds the next `counts[r]` sequences.
+    """Returns a batch of R rows; row r holds the next `counts[r]` sequences.
 
-    Each of `parts` has the numbers of some of the S sequences, ascending, and a batch with one in
-    each row. Columns of its tokens come one sequence after the other, and its predictions, as far
-    as they have weights, in the same order; what there is of a sequence once has a column for each.
-    Arrays whose names end with `_positions` go along with their sequence. `input_ids` are filled
-    up with `pad`, all else with 0.
+    Each of `parts` contains the numbers of some of the S sequences, ascending, and a batch with one
+    sequence per row. Columns of tokens are concatenated sequence by sequence; so are predictions
+    with nonzero weights; arrays with one value per sequence have one column per sequence.
+    Arrays with names that end with `_positions` are shifted with their sequence. `input_ids` are
+    padded with `pad`, all other arrays with 0.
 
     Raises UsageError if the sequences do not fit.
     """
@@ -155,7 +154,7 @@ def place(
     of_examples = {"P": 1} | of_examples
     rooms = {"L": sequence_length}
     rooms |= {size: columns * max_sequences for size, columns in of_examples.items()}
-    # An example has as many sequences as the array with the most columns for it.
+    # An example has as many sequences as the array with the most columns per example.
     sequences = max(of_examples, key=lambda size: of_examples[size])
     if "mlm_weights" in parts[0][1]:
         rooms["M"] = max_predictions
@@ -163,11 +162,11 @@ def place(
     packed = {}
     for name, field in fields.items():
         if field.size not in slots:
-            raise UsageError(f"the array {name!r} of the objective, of size {field.size}, cannot "
-                             "be packed (data.packing)")  # fmt: skip
+            raise UsageError(f"the array {name!r} of the objective has size {field.size}, which "
+                             "cannot be packed; set data.packing to none")  # fmt: skip
         room, slot = rooms[field.size], slots[field.size]
         if slot.most > room:
-            raise UsageError(f"a packed row has {slot.most} columns of {name!r} and room for "
+            raise UsageError(f"a packed row needs {slot.most} columns of {name!r} but has "
                              f"{room} (data.packing)")  # fmt: skip
         added = None
         if name == "sequence_ids":
@@ -186,19 +185,19 @@ def place(
 
 
 class _Moved(NamedTuple):
-    """V values of a part of S sequences: those on the left of each row."""
+    """V values of a part with S sequences: the leftmost values of each row."""
 
-    columns: np.ndarray  # int64 [S], how many of each row
-    source: np.ndarray  # int64 [V], where in the part's array
-    target: np.ndarray  # int64 [V], where in the packed one
+    columns: np.ndarray  # int64 [S], number of values of each row
+    source: np.ndarray  # int64 [V], index in the part's array
+    target: np.ndarray  # int64 [V], index in the packed array
 
 
 class _Slots(NamedTuple):
-    """Where the columns of one size go."""
+    """The target positions of all columns of one size."""
 
-    moved: list[_Moved]  # of each part
-    begin: np.ndarray  # int64 [S], its first column in there
-    most: int  # columns that are filled in a row
+    moved: list[_Moved]  # one per part
+    begin: np.ndarray  # int64 [S], the first target column of each sequence
+    most: int  # the largest number of filled columns in a row
 
 
 def _slots(

@@ -1,5 +1,5 @@
-"""The rows of a corpus before anything is trained: the share of padding, each sequence alone and
-packed, and how often the phases of a run go over each source.
+"""Measures the rows of a corpus before training: the share of padding with and without packing, and
+the number of epochs over each source.
 """
 
 import dataclasses
@@ -12,11 +12,11 @@ from bert_jax.config.source_shares import shares
 from bert_jax.data.corpus.store import Corpus, Split
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.dealing import Dealing
-from bert_jax.registry import ROWS
+from bert_jax.registry import SEQUENCE_FORMATS
 
 
 class Padding(NamedTuple):
-    """Shares of the tokens in the rows of one epoch, and how many rows there are."""
+    """Shares of the tokens in the rows of one epoch, and the number of rows."""
 
     sequences: int
     packed_rows: int
@@ -27,12 +27,12 @@ class Padding(NamedTuple):
 def padding(
     split: Split, *, options: DataConfig, phase: PhaseConfig, seed: int, most_documents: int = 0
 ) -> Padding:
-    """Returns the padding of the rows that `phase` has in its first epoch.
+    """Returns the padding in the rows of the first epoch of `phase`.
 
-    `most_documents` above 0 looks at so many in the middle of the split. Takes seconds for a
-    thousand million tokens. Raises UsageError where the split makes no rows of that length.
+    `most_documents` above 0 measures only as many documents, from the middle of the split. Takes
+    seconds for a billion tokens. Raises UsageError if the split makes no rows of this length.
     """
-    kind, length = ROWS[options.rows], phase.sequence_length
+    kind, length = SEQUENCE_FORMATS[options.sequence_format], phase.sequence_length
     kind.check(split, sequence_length=length)
     part = middle(split, most_documents) if most_documents else split
     lengths = kind.plan(part, options=options, sequence_length=length, key=seed).lengths
@@ -53,18 +53,18 @@ class SourceRows(NamedTuple):
     name: str
     share: float  # of the rows of the phase
     rows: int
-    epochs: float  # that these are
-    epoch: Padding  # of one epoch, of the documents that were looked at
+    epochs: float  # number of epochs that the phase's rows make
+    epoch: Padding  # of one epoch, in the measured documents
 
 
 def source_rows(
     config: TrainConfig, corpus: Corpus, number: int, *, most_documents: int = 0
 ) -> list[SourceRows]:
-    """Returns what the phase of a number has of each source; of a corpus without sources, which is
-    one that has no name.
+    """Returns the rows of each source in phase `number`; for a corpus without sources, one entry
+    without a name.
 
-    `most_documents` is as for `padding`. Raises UsageError where a source makes no rows, or
-    weights are not those of the sources.
+    `most_documents` is passed to `padding`. Raises UsageError if a source makes no rows, or the
+    weights do not name the sources.
     """
     options, phase = config.in_phase(number).data, config.phases[number]
     splits = {name: source.train for name, source in corpus.sources.items()}
@@ -84,7 +84,7 @@ def source_rows(
 
 
 def middle(split: Split, documents: int) -> Split:
-    """Returns the split with so many documents of its middle alone, or all of fewer."""
+    """Returns only the middle `documents` documents of the split, or all if it has fewer."""
     there = split.document_starts.size - 1
     first = max(0, (there - documents) // 2)
     starts = split.document_starts[first : first + documents + 1]

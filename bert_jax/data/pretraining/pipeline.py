@@ -3,7 +3,7 @@
 Row r of step s of a phase is row number s * global_batch_size + r of the corpus (stream.py). If
 there are several sources, the rows of a batch are shared out to them, and each source numbers its
 rows (mixture.py). A batch does not depend on earlier batches: a run resumes from its step, and
-hosts agree because they ask for rows of the same step.
+hosts agree because they request rows of the same step.
 """
 
 import bisect
@@ -28,7 +28,7 @@ from bert_jax.data.pretraining.mixture import Mixture
 from bert_jax.data.pretraining.stream import Key, Stream, Taken
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
-from bert_jax.registry import ROWS
+from bert_jax.registry import SEQUENCE_FORMATS
 
 
 class Collator(Protocol):
@@ -222,7 +222,7 @@ class EvaluationSet:
         """
         _check_sizes(split, options, sequence_length, max_predictions)
         key = counter_rng.derive(seed, Key.EVALUATION)
-        plan = ROWS[options.rows].plan(
+        plan = SEQUENCE_FORMATS[options.sequence_format].plan(
             split,
             options=options,
             sequence_length=sequence_length,
@@ -264,7 +264,7 @@ class EvaluationSet:
 def _batch(
     split: Split, plan: Any, *, collator: Collator, sequence_length: int, draw: Draw
 ) -> Batch:
-    rows = ROWS[draw.options.rows].read(
+    rows = SEQUENCE_FORMATS[draw.options.sequence_format].read(
         split, plan, vocabulary=draw.vocabulary, sequence_length=sequence_length
     )
     return collator.collate(rows, draw)
@@ -273,13 +273,13 @@ def _batch(
 def _check_sizes(
     split: Split, options: DataConfig, sequence_length: int, max_predictions: int
 ) -> None:
-    kind = ROWS[options.rows]
+    kind = SEQUENCE_FORMATS[options.sequence_format]
     kind.check(split, sequence_length=sequence_length)
     tokens = sequence_length - kind.num_special
     if not 1 <= max_predictions <= tokens:
         raise UsageError(
-            f"max_predictions {max_predictions} is impossible: a row of {sequence_length} has "
-            f"1 to {tokens} tokens to predict"
+            f"max_predictions {max_predictions} is out of range: a row of {sequence_length} tokens "
+            f"allows 1 to {tokens} predictions"
         )
 
 

@@ -1,11 +1,10 @@
 """Sentence pairs as index arithmetic: one epoch's examples of a corpus, as arrays of token spans.
 
 The semantics are those of `create_instances_from_document` in google-research/bert
-(create_pretraining_data.py), put-back of unused sentences included. That function walks through a
-document sentence by sentence; here all documents are walked at once, each a lane of vectors, and
-no token is touched: since the sentences of a document lie one after the other in the token store,
-both segments of a pair are spans, and truncating one moves its ends. Where this departs from the
-original is listed in docs/data.md.
+(create_pretraining_data.py), including the reuse of sentences that a random segment displaced. The
+original reads one document sentence by sentence. Here vectors hold all documents, one lane per
+document, and tokens are not read: the sentences of a document are adjacent in the token store, so
+that both segments of a pair are spans, and truncation moves their ends.
 """
 
 import dataclasses
@@ -19,9 +18,9 @@ from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining.spans import SpanPlan, SpanRows
 from bert_jax.errors import UsageError
 
-# A longer document is walked in pieces, which bounds the steps of the walk: 1,024 for any corpus.
+# A longer document is walked in pieces, which limits the walk to 1,024 steps for any corpus.
 _MAX_LANE_SENTENCES = 1024
-# Examples finished at a time, so that the temporaries stay in the processor's cache.
+# Examples per block, so that temporaries stay in the processor's cache.
 _BLOCK = 1 << 15
 
 
@@ -34,19 +33,19 @@ class _Draw:
 
 
 class _Lanes(NamedTuple):
-    """The pieces of documents that are walked side by side, in the order of the corpus."""
+    """The pieces of documents that are walked in parallel, in the order of the corpus."""
 
     document: np.ndarray
     begin: np.ndarray  # global sentence index of the first sentence
     end: np.ndarray
-    target: np.ndarray  # tokens a pair aims at
+    target: np.ndarray  # target length of a pair, in tokens
     key: np.ndarray  # uint64
 
 
 class _Chunks(NamedTuple):
-    """Runs of sentences `[first, last)`, in the order (lane, turn); a takes those before `middle`.
+    """Runs of sentences `[first, last)`, sorted by (lane, turn); segment a ends before `middle`.
 
-    Sentence numbers count from the beginning of the lane, so that two bytes hold them.
+    Sentence numbers count from the beginning of the lane, so that they fit in two bytes.
     """
 
     lane: np.ndarray
@@ -62,7 +61,7 @@ def _lanes(split: Split, options: DataConfig, max_tokens: int, key: int) -> _Lan
     pieces = -(-sentences // _MAX_LANE_SENTENCES)
     document = np.repeat(np.arange(sentences.size), pieces)
     piece = np.arange(document.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    # Pieces of equal size: no piece of one or two sentences is left at the end.
+    # Pieces of equal size avoid a last piece of one or two sentences.
     begin = split.document_starts[document] + piece * sentences[document] // pieces[document]
     end = np.append(begin[1:], split.document_starts[-1])
     keys = counter_rng.bits(key, np.arange(document.size))
@@ -72,7 +71,7 @@ def _lanes(split: Split, options: DataConfig, max_tokens: int, key: int) -> _Lan
 
 
 def _walk(sentence_starts: np.ndarray, lanes: _Lanes, random_next_prob: float) -> _Chunks:
-    """Cuts every lane into chunks: each turn of the loop takes one chunk from each lane left."""
+    """Splits every lane into chunks: each iteration takes one chunk from each remaining lane."""
     lane = np.arange(lanes.begin.size, dtype=np.int32)
     at, end, target, key = lanes.begin, lanes.end, lanes.target, lanes.key
     chunks_of_lane = np.zeros(lane.size, np.int64)
@@ -89,7 +88,7 @@ def _walk(sentence_starts: np.ndarray, lanes: _Lanes, random_next_prob: float) -
         within = ((x - begin).astype(np.uint16) for x in (at, middle, last))
         turns.append((lane, *within, is_random))
         chunks_of_lane[lane] += 1
-        # Sentences that a random second segment has displaced are put back.
+        # Sentences that a random second segment displaces are put back.
         at = np.where(is_random, middle, last)
         left = at < end
         if not left.all():
@@ -98,7 +97,7 @@ def _walk(sentence_starts: np.ndarray, lanes: _Lanes, random_next_prob: float) -
 
 
 def _in_order(turns: list[tuple[np.ndarray, ...]], chunks_of_lane: np.ndarray) -> _Chunks:
-    """Sorts chunks from the order (turn, lane), in which they were found, to (lane, turn)."""
+    """Sorts chunks from the order of their creation, (turn, lane), to (lane, turn)."""
     size = int(chunks_of_lane.sum())
     first_of_lane = np.cumsum(chunks_of_lane) - chunks_of_lane
     dtypes = (np.int32, np.uint16, np.uint16, np.uint16, np.uint16, np.bool_)
@@ -115,7 +114,7 @@ def _pairs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Chooses second segments, and truncates pairs to `max_tokens`.
 
-    Returns the first token of both segments, and how many they have: two int64 `[R, 2]`.
+    Returns the first token and the length of both segments: two int64 arrays `[R, 2]`.
     """
     starts = split.sentence_starts
     lane = chunks.lane
@@ -136,8 +135,8 @@ def _pairs(
     b_start[row], b_end[row] = starts[first], starts[last]
     b_length = b_end - b_start
 
-    # Tokens are dropped one by one from the longer segment, from b where both are equal. So the
-    # difference goes first, and what remains is shared out in turns, beginning with b.
+    # Tokens are dropped one by one from the longer segment, from b if both are equal. The length
+    # difference is therefore dropped first, then tokens are dropped alternately, beginning with b.
     excess = np.maximum(a_length + b_length - max_tokens, 0)
     longer = a_length - b_length
     from_a = np.minimum(excess, np.maximum(longer, 0))
@@ -154,23 +153,23 @@ def _pairs(
 def _other_spans(
     split: Split, *, document: np.ndarray, target: np.ndarray, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns sentences `[first, last)` of another document: `target` tokens or to the document's
-    end.
+    """Returns sentences `[first, last)` of another document: up to `target` tokens, or to the end
+    of the document.
     """
     other = counter_rng.randint(
         counter_rng.bits(keys, _Draw.OTHER_DOCUMENT), split.document_starts.size - 2
     )
-    other += other >= document  # every document but `document`, all alike
+    other += other >= document  # uniform over every document but `document`
     begin, end = split.document_starts[other], split.document_starts[other + 1]
     first = begin + counter_rng.randint(counter_rng.bits(keys, _Draw.OTHER_START), end - begin)
-    # Where segment a alone has reached the target, one sentence still follows.
+    # If segment a reaches the target without b, b still gets one sentence.
     wanted = split.sentence_starts[first] + np.maximum(target, 1)
     last = np.searchsorted(split.sentence_starts, wanted)
     return first, np.minimum(last, end)
 
 
 class SentencePairs(SpanRows):
-    """The entry of `registry.ROWS`: `[CLS] a [SEP] b [SEP]`, where b follows a or does not."""
+    """The rows `sentence_pairs`: `[CLS] a [SEP] b [SEP]`, where b follows a or does not."""
 
     num_special = 3
 
@@ -179,13 +178,13 @@ class SentencePairs(SpanRows):
         documents = split.document_starts.size - 1
         if documents < 2:
             raise UsageError(
-                f"the {split.name} split of the corpus has {documents} document(s), but every "
-                "second pair takes a segment from another document: prepare a corpus of more "
+                f"the {split.name} split of the corpus has {documents} document(s), but half of "
+                "the pairs take a segment from another document: prepare a corpus with more "
                 "documents (in text files a blank line ends a document)"
             )
         if sequence_length - self.num_special < 2:
             raise UsageError(
-                f"sequence_length {sequence_length} has no room for a pair of segments"
+                f"sequence_length {sequence_length} is too short for a pair of segments"
             )
 
     def plan(
@@ -194,8 +193,8 @@ class SentencePairs(SpanRows):
         """Returns all sentence pairs of one pass over `split`, in the order of the corpus.
 
         A pair and its three special tokens fit in `sequence_length`. Another `key` gives another
-        epoch. The split needs two documents at least. The label `is_random` says that segment b
-        comes from another document than segment a; otherwise it follows it.
+        epoch. The split needs at least two documents. The label `is_random` is true if segment b
+        comes from another document than segment a, and false if b follows a.
         """
         max_tokens = sequence_length - self.num_special
         sentences, documents = split.starts()

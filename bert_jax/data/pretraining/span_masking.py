@@ -1,9 +1,9 @@
 """Chooses spans of whole words to predict: SpanBERT's masks (Joshi et al. 2020, section 3.1).
 
-As in facebookresearch/SpanBERT (pretraining/fairseq/data/masking.py) a token is drawn; if it is not
-masked yet, a span begins at the start of its word and has a geometric number of words (p = 0.2, cut
-at 10). Spans are drawn until enough tokens are masked; the last one is cut, in the middle of a word
-if need be. Spans that touch are one, and all of a span is replaced alike.
+As in facebookresearch/SpanBERT (pretraining/fairseq/data/masking.py), a token is drawn; if it is
+not masked yet, a span starts at the first token of its word and has a geometric number of words
+(p = 0.2, at most 10). Spans are drawn until enough tokens are masked; the last span is cut, if
+necessary inside a word. Adjacent spans form one span, and one draw replaces all tokens of a span.
 """
 
 import numpy as np
@@ -14,17 +14,17 @@ from bert_jax.data.pretraining.batch import Batch, Draw
 
 _P, _LONGEST = 0.2, 10
 _SHARES = _P * (1 - _P) ** np.arange(_LONGEST)
-# Chance of at most 1, 2, ..., 10 words.
+# The probability of at most 1, 2, ..., 10 words.
 _UP_TO = np.cumsum(_SHARES / _SHARES.sum())
-# Draws for each token of a row, after which a row has what it has: a mask of nearly everything
-# would be drawn for long.
+# The limit of draws per token of a row, after which a row may have fewer predictions: covering
+# nearly all tokens would need many draws.
 _MOST_DRAWS = 8
 
 
 def mask_spans(rows: Batch, draw: Draw) -> Batch:
-    """Masks spans of words, and returns what `masking.mask_rows` does.
+    """Masks spans of words, and returns the result of `masking.mask_rows`.
 
-    As many tokens of a row as that asks for are predicted; no span reaches over a special token.
+    The number of predicted tokens is the same; no span contains a special token.
     """
     vocabulary, input_ids = draw.vocabulary, rows["input_ids"]
     assert vocabulary.begins_word is not None
@@ -46,7 +46,7 @@ def mask_spans(rows: Batch, draw: Draw) -> Batch:
 
 
 def span_words(random_bits: np.ndarray) -> np.ndarray:
-    """Returns how many words a span has: int64 from 1 to 10, 3.8 on average."""
+    """Returns the number of words of each span: int64 from 1 to 10, 3.8 on average."""
     return np.searchsorted(_UP_TO[:-1], counter_rng.uniform(random_bits), side="right") + 1
 
 
@@ -56,7 +56,7 @@ def _draw_spans(
     """Returns which tokens are in spans, bool `[R, L]`: `most` of each row."""
     length = is_candidate.shape[1]
     column = np.arange(length)
-    # The candidates of each row, in front; and where those end that a position is among.
+    # The candidates of each row, moved to the front; and the end of the run that contains each.
     there = masking.positions_of(is_candidate, length)
     ends = np.where(is_candidate, length, column)[:, ::-1]
     ends = np.minimum.accumulate(ends, axis=1)[:, ::-1]
@@ -79,7 +79,7 @@ def _draw_spans(
         # Where the word after the last one begins, or L.
         end = words.first[drawn, np.minimum(after, length - 1)]
         end = np.minimum(end, ends[drawn, anchor])
-        # Not all of the row is looked at: most spans are short.
+        # Most spans are short, so only the longest span's width is examined.
         window = begin[:, None] + np.arange(int((end - begin).max(initial=0)))
         inside = np.minimum(window, length - 1)
         span = (window < end[:, None]) & ~is_chosen[drawn[:, None], inside]

@@ -1,7 +1,7 @@
-"""Rows as spans of a corpus: the plan, and the reading of it, that kinds of rows share.
+"""Rows as spans of a corpus: the plan and its reader, which all kinds of rows share.
 
-A plan touches no token: since the sentences of a document lie one after the other in the token
-store, what a row takes of it is a span, or several.
+A plan contains no tokens: the sentences of a document are adjacent in the token store, so that the
+text of a row is one span or several.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from bert_jax.data.corpus.store import Split
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
 
-# Sentences that are looked at together, which bounds the temporaries.
+# Sentences that are processed together, which limits the temporaries.
 _BLOCK = 1 << 20
 
 
@@ -23,16 +23,16 @@ _BLOCK = 1 << 20
 class SpanPlan:
     """R rows of S spans of the split's global token index.
 
-    Row r is [CLS] and its spans, `bounds[r]` to `bounds[r + 1]`, with [SEP] after each that
-    `is_last` of its segment. The spans of all rows lie one after the other.
+    Row r consists of [CLS] and its spans, `bounds[r]` to `bounds[r + 1]`, with [SEP] after each
+    span that `is_last` of its segment. The spans of all rows are concatenated.
     """
 
-    bounds: np.ndarray  # int64 [R + 1]; a row has one span at least
+    bounds: np.ndarray  # int64 [R + 1]; a row has at least one span
     start: np.ndarray  # int64 [S]
     length: np.ndarray  # int32 [S], at least 1
     segment: np.ndarray  # uint8 [S], the token type
     is_last: np.ndarray  # bool [S]
-    # What else an objective reads of each row: arrays [R], such as `is_random` of sentence pairs.
+    # Further inputs of an objective per row: arrays [R], such as `is_random` of sentence pairs.
     labels: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
@@ -44,8 +44,8 @@ class SpanPlan:
         segment: np.ndarray,
         is_last: np.ndarray,
     ) -> Self:
-        """Returns the plan of spans, each of which is in `row`: 0, 1, ..., ascending, none left
-        out.
+        """Returns the plan of spans. `row` is the row of each span: ascending from 0, without
+        gaps.
         """
         bounds = _bounds(np.bincount(row))
         return cls(bounds, start, length.astype(np.int32), segment.astype(np.uint8), is_last)
@@ -55,7 +55,7 @@ class SpanPlan:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of each row, special ones included: int64 `[R]`."""
+        """The tokens of each row, including special tokens: int64 `[R]`."""
         return 1 + np.add.reduceat(self.length + self.is_last, self.bounds[:-1], dtype=np.int64)
 
     def take(self, index: np.ndarray) -> Self:
@@ -88,16 +88,16 @@ def _bounds(count: np.ndarray) -> np.ndarray:
 
 
 class SpanRows:
-    """The base of the entries of `registry.ROWS`; each plans its rows."""
+    """The base class of the entries of `registry.SEQUENCE_FORMATS`; subclasses plan their rows."""
 
     num_special: int
-    # How many texts an example has, each with its own positions and `sequence_ids`.
+    # The number of texts per example, each with separate positions and `sequence_ids`.
     texts = 1
 
     def check(self, split: Split, *, sequence_length: int) -> None:
-        """Raises `UsageError` if the length allows no rows. Any split has some."""
+        """Raises `UsageError` if the length allows no rows. The split does not matter."""
         if sequence_length <= self.num_special:
-            raise UsageError(f"sequence_length {sequence_length} has no room for a token")
+            raise UsageError(f"sequence_length {sequence_length} is too short for a token")
 
     def read(
         self, split: Split, plan: SpanPlan, *, vocabulary: Vocabulary, sequence_length: int
@@ -117,7 +117,7 @@ class SpanRows:
         flat = input_ids.reshape(-1)
         flat[(target + plan.length)[plan.is_last]] = vocabulary.special.sep
         copy_spans(split, start=plan.start, length=plan.length, target=target, out=flat)
-        # The type rises by its segment where a span begins, and falls after it.
+        # The type increases by the segment where a span begins, and decreases after it.
         change = np.zeros(rows * sequence_length + 1, np.int32)
         segment = plan.segment.astype(np.int32)
         change[target] += segment
@@ -146,27 +146,27 @@ def copy_spans(
     each = np.arange(span_end[-1])
     source = each + np.repeat(start - split.shard_starts[shard] - span_begin, length)
     tokens = np.empty(each.size, split.shards[0].dtype)
-    # Spans of one shard are neighbours now: one gather for each shard.
+    # Spans of one shard are now adjacent: one gather per shard.
     bounds = np.append(np.flatnonzero(np.diff(shard, prepend=-1)), shard.size)
     for first, last in itertools.pairwise(bounds):
         part = slice(span_begin[first], span_end[last - 1])
-        # All indices are inside; "clip" spares NumPy a second buffer.
+        # All indices are in range; "clip" avoids a second buffer in NumPy.
         split.shards[shard[first]].take(source[part], out=tokens[part], mode="clip")
     out[each + np.repeat(target - span_begin, length)] = tokens
 
 
 def ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Returns `start, ..., start + length - 1` of each pair, one after the other: int64."""
+    """Returns the concatenated ranges `start, ..., start + length - 1` of all pairs: int64."""
     end = np.cumsum(length, dtype=np.int64)
     return np.arange(length.sum(dtype=np.int64)) + np.repeat(start - (end - length), length)
 
 
 def chain(size: int, ends: Callable[[int, int], np.ndarray]) -> np.ndarray:
-    """Returns where rows begin among `size` sentences: int64 `[R]`.
+    """Returns the first sentences of the rows among `size` sentences: int64 `[R]`.
 
-    Row after row is gathered from the first sentence on. `ends(begin, end)` says for each sentence
-    of `[begin, end)` where a row ends that begins there, int64: all at once, since a step of this
-    walk is then one look-up.
+    Rows are gathered one after the other from the first sentence. `ends(begin, end)` returns, for
+    each sentence in `[begin, end)`, the end of a row that begins with it: int64. Computing all ends
+    at once makes each step of the walk a single lookup.
     """
     begins, at = [], 0
     while at < size:

@@ -1,19 +1,19 @@
 """The rows of one source in one phase: its epochs, and the planned row of each row number.
 
-Rows come from *units*, each of which is planned alone. A unit is an epoch, and row n is in unit
-n // E, where E is the size of the first unit. The place of the row in the unit is mapped to a row
-of the unit's plan by a permutation that is drawn for the unit.
+Rows come from *units*, which are planned independently. By default a unit is an epoch. Row n is in
+unit n // E, where E is the size of the first unit. A permutation that is drawn for the unit maps
+the position of the row in the unit to a row of the unit's plan.
 
-A source of more than a block (pieces.py) has smaller units. An epoch takes the pieces of the source
-in an order that is drawn for the epoch, a block of pieces at a time. The rows of a step are dealt
-to at most 64 *lanes*, which divide the rows evenly, and a unit is the pieces of one lane in one
-block. A host therefore plans the units of the lanes of its rows only, and any number of hosts has
-the same batches. E is then the mean size of a sample of units. A few rows of a larger unit are left
-out, and a smaller unit repeats its first rows.
+A source that is larger than a block (pieces.py) has smaller units. An epoch takes the pieces of the
+source in an order that is drawn for the epoch, one block of pieces at a time. The rows of a step
+are divided evenly among at most 64 *lanes*, and a unit consists of the pieces of one lane in one
+block. A host therefore only plans the units of the lanes of its rows, and the batches do not depend
+on the number of hosts. E is then the mean size of a sample of units. A larger unit omits a few
+rows, and a smaller unit repeats its first rows.
 
-If rows are packed (`data.packing`), examples are numbered and planned in the same way. A unit has a
-table of packed rows, each of which names some of its E examples, and a row of the unit is mapped to
-a row of the table by another permutation.
+If rows are packed (`data.packing`), examples are numbered and planned in the same way. Each unit
+has a table of packed rows, which lists some of its E examples per row. Another permutation maps a
+row of the unit to a row of the table.
 """
 
 import math
@@ -29,12 +29,12 @@ from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.epochs import EpochCache, FirstEpoch
 from bert_jax.data.pretraining.spans import ranges
-from bert_jax.registry import ROWS
+from bert_jax.registry import SEQUENCE_FORMATS
 
 # The share of an epoch after which the next epoch is planned. The next unit of a large source is
 # small, and is planned at once.
 _PLAN_AHEAD = 0.8
-# The share of a block over which E is the mean.
+# The share of a block that is sampled to compute E.
 _SAMPLE = 1 / 4
 
 
@@ -45,7 +45,7 @@ class Key:
 
 
 class Taken(NamedTuple):
-    """Rows that are planned, and not read yet."""
+    """Planned rows that are not read yet."""
 
     plan: Any  # of the examples of the rows
     numbers: np.ndarray  # int64, one per example: determines its masks
@@ -87,7 +87,7 @@ class Stream:
         self._index, self._seed, self._rows = index, seed, rows
         self._pieces = Pieces(split, blocks)
         self._lanes = math.gcd(rows, self._pieces.lanes)
-        self._units = self._lanes * self._pieces.blocks  # of an epoch
+        self._units = self._lanes * self._pieces.blocks  # per epoch
         self._first: FirstEpoch | None = None
         # Several threads work at several steps, and a step may need units of two blocks.
         keep = 2 if self._units == 1 else 3 * self._lanes
@@ -133,8 +133,8 @@ class Stream:
         return FirstEpoch(*(count // self._units for count in self.first))
 
     def _places_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the unit of each row, and the place of the row in the unit."""
-        a_lane = self._rows // self._lanes  # rows of a step
+        """Returns the unit of each row, and the position of the row in the unit."""
+        a_lane = self._rows // self._lanes  # rows per step
         step, row = np.divmod(numbers, self._rows)
         lane, within = np.divmod(row, a_lane)
         turn, offsets = np.divmod(step * a_lane + within, self._unit.rows)
@@ -159,7 +159,7 @@ class Stream:
             key = counter_rng.derive(self._seed, Key.PACKED_ROWS, self._index, unit)
             chosen = counter_rng.permute(places % len(table), len(table), key)
             examples, counts = table.take(chosen)
-            # The table has 32 bits, which example numbers of a long run exceed.
+            # The table is 32-bit, which the example numbers of a long run exceed.
             found.append((unit * size + examples.astype(np.int64), counts))
         examples, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return Taken(self._planned(examples), examples, counts)
@@ -177,7 +177,7 @@ class Stream:
 
     @property
     def _sample(self) -> range:
-        """The units over which E is the mean."""
+        """The units that are averaged to compute E."""
         return range(math.ceil(_SAMPLE * self._lanes))
 
     @property
@@ -200,7 +200,7 @@ class Stream:
         return plans[0] if size == 1 else type(plans[0]).join(plans)
 
     def _plan_of(self, piece: int, key: int) -> Any:
-        return ROWS[self._options.rows].plan(
+        return SEQUENCE_FORMATS[self._options.sequence_format].plan(
             self._pieces[piece],
             options=self._options,
             sequence_length=self._phase.sequence_length,
@@ -213,9 +213,9 @@ class Stream:
         return packing.best_fit(lengths, length=phase.sequence_length, most=phase.sequences)
 
     def _shuffled(self, unit: int, offsets: np.ndarray, size: int) -> np.ndarray:
-        """Returns the places of examples of a unit in its plan, which has `size` examples."""
-        # Units differ a little in size. A smaller unit repeats its first examples; of a larger unit
-        # a few examples are left out, others in each unit.
+        """Returns the positions of examples of a unit in its plan, which has `size` examples."""
+        # Units differ a little in size. A smaller unit repeats its first examples; a larger unit
+        # omits a few examples, which differ between units.
         key = counter_rng.derive(self._seed, Key.SHUFFLE, self._index, unit)
         return counter_rng.permute(offsets % size, size, key)
 

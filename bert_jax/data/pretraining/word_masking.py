@@ -1,8 +1,8 @@
-"""Chooses whole words to predict, as BERT-Large (Whole Word Masking) was trained.
+"""Chooses whole words to predict, as in BERT-Large (Whole Word Masking).
 
 The rule is `do_whole_word_mask` of google-research/bert create_pretraining_data.py: the words of a
-row in a random order; each is taken if all of its pieces still fit. Each piece then draws for
-itself what stands in its place.
+row are taken in random order; a word is chosen if all of its pieces still fit. Each piece draws its
+replacement independently.
 """
 
 from typing import NamedTuple
@@ -14,9 +14,9 @@ from bert_jax.data.pretraining.batch import Batch, Draw
 
 
 class Words(NamedTuple):
-    """The words of rows. `number` `[R, L]` is the word of each candidate, from 0; `count` `[R]` how
-    many there are; `first` and `size` `[R, L]` where each word begins and its pieces, L and 0 after
-    the last word.
+    """The words of rows. `number` `[R, L]` is the word index of each candidate, from 0; `count`
+    `[R]` the number of words; `first` and `size` `[R, L]` are the first position and the number of
+    pieces of each word, L and 0 after the last word.
     """
 
     number: np.ndarray
@@ -28,8 +28,8 @@ class Words(NamedTuple):
 def words_of(input_ids: np.ndarray, is_candidate: np.ndarray, begins_word: np.ndarray) -> Words:
     """Finds the words in `input_ids` `[R, L]`.
 
-    A piece that follows a special token begins a word, whatever it is. (The original adds it to the
-    word before that token.)
+    Every piece that follows a special token begins a word. (Google's code adds it to the word
+    before that token.)
     """
     follows = np.zeros_like(is_candidate)
     follows[:, 1:] = is_candidate[:, :-1]
@@ -45,8 +45,8 @@ def words_of(input_ids: np.ndarray, is_candidate: np.ndarray, begins_word: np.nd
 
 
 def mask_words(rows: Batch, draw: Draw) -> Batch:
-    """Masks whole words, and returns what `masking.mask_rows` does. As many tokens as that asks for
-    are an upper bound: a word that does not fit any more is passed over.
+    """Masks whole words, and returns the result of `masking.mask_rows`. Its number of predictions
+    is an upper bound: a word that no longer fits is skipped.
     """
     vocabulary, input_ids = draw.vocabulary, rows["input_ids"]
     assert vocabulary.begins_word is not None
@@ -64,7 +64,7 @@ def mask_words(rows: Batch, draw: Draw) -> Batch:
 
 
 def _take(words: Words, most: np.ndarray, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which words are taken, bool `[R, L]` by number, and how many pieces they have."""
+    """Returns the chosen words, bool `[R, L]` by word index, and their number of pieces."""
     rows, length = words.size.shape
     is_word = np.arange(length) < words.count[:, None]
     order = masking.shuffled(is_word, draw, most=length)

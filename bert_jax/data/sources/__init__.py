@@ -1,1 +1,1 @@
-"""Sources of text: the files that they mean, the bytes of these, and documents out of them."""
+"""Sources of text: finds their files, reads and unpacks the bytes, and extracts documents."""

@@ -1,7 +1,7 @@
-"""Sources on other machines, through fsspec: what an address means, and the bytes of its files.
+"""Sources at remote addresses, through fsspec: finds their files and reads the bytes.
 
-Names at an address are not trusted: a name that leads out of the folder that was asked for is
-refused. fsspec lists and fetches; `unpacking.py` unpacks, and finds damage.
+Remote file names are not trusted: a name that leads out of the requested folder is rejected. fsspec
+lists and downloads; `unpacking.py` decompresses and detects damage.
 """
 
 import functools
@@ -16,7 +16,7 @@ from bert_jax import files
 from bert_jax.errors import BertJaxError, Unreachable, UsageError, brief, install_command
 
 # Kind of address -> the package that reads it.
-# `memory` is fsspec's store in this process: for tests, and for text that a program has made.
+# `memory` is fsspec's store in this process, for tests and for text that a program creates.
 KINDS = {
     "gs": "gcsfs", "s3": "s3fs", "https": "aiohttp", "http": "aiohttp", "hf": "huggingface-hub",
     "memory": "fsspec",
@@ -24,21 +24,21 @@ KINDS = {
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _SHORT = re.compile(r"hf:(?!//)(.+)", re.DOTALL)
 _DATA_SET = re.compile(r"[\w.-]+/[\w.-]+(?=[@/]|$)")
-# An address of a web server is one file: the server lists none, and `?` begins a query.
+# An address of a web server is one file: it cannot be listed, and `?` begins a query.
 _WEB = ("https", "http")
 _MAGIC = re.compile(r"[*?[]")
 _AT_ONCE = 1 << 20  # bytes
-# Errors of the network by their names: the libraries share no base class for them.
+# Names of network errors: the libraries have no common base class.
 _OF_NETWORK = {"ClientConnectionError", "ConnectionError", "ConnectError", "TimeoutError",
                "TimeoutException", "ServerTimeoutError", "RetriesExceeded"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file or a folder at an address; readers use it as they use a `Path`."""
+    """A file or a folder at an address; readers use it like a `Path`."""
 
     kind: str
-    path: str  # as its file system has it
+    path: str  # in its file system
 
     def __str__(self) -> str:
         if self.path.startswith(f"{self.kind}://"):
@@ -50,7 +50,7 @@ class RemoteFile:
 
     @property
     def _pure(self) -> PurePosixPath:
-        # A query is not part of the name, whose ending is the kind of file.
+        # A query is not part of the name, whose suffix is the kind of file.
         path = re.split("[?#]", self.path)[0] if self.kind in _WEB else self.path
         return PurePosixPath(path)
 
@@ -69,10 +69,10 @@ class RemoteFile:
         return self._pure.relative_to(folder._pure)
 
     def open(self) -> io.BufferedReader:
-        """Opens the file. Reading raises UsageError, or Unreachable, for whatever goes wrong."""
+        """Opens the file. Reading raises UsageError or Unreachable for all errors."""
         with failures(str(self)):
             file = file_system(self.kind).open(self.path, "rb")
-        # Unpackers ask for a few kilobytes at a time, for which fsspec takes long.
+        # Unpackers request a few kilobytes at a time, which is slow in fsspec.
         return io.BufferedReader(_Remote(file, str(self)), buffer_size=_AT_ONCE)
 
 
@@ -85,11 +85,11 @@ def is_address(source: str) -> bool:
 
 
 def find(source: str) -> tuple[RemoteFile | None, list[RemoteFile]]:
-    """Returns the folder at an address, or None for a file or a glob; and its files, with those of
-    subfolders, by name.
+    """Returns the folder at an address, or None for a file or a glob; and its files, including
+    subfolders, sorted by name.
 
-    Raises UsageError for an address of another kind, an address that is not there or may not be
-    read, and for a package that is not installed; Unreachable if the network fails.
+    Raises UsageError for an unsupported kind of address, an address that does not exist or cannot
+    be read, and for a missing package; Unreachable if the network fails.
     """
     kind, place = _parts(source)
     with failures(source):
@@ -112,21 +112,21 @@ def find(source: str) -> tuple[RemoteFile | None, list[RemoteFile]]:
             files.inside(Path(), name.removeprefix(f"{root}/"))
         except ValueError:
             raise UsageError(
-                f"{source}: {brief(name)} is no name of a file inside of it: remove that, or name "
-                "files one by one"
+                f"{source}: {brief(name)} is not a valid file name inside it: remove the file, or "
+                "name files one by one"
             ) from None
     folder = None if _MAGIC.search(path) else RemoteFile(kind, root)
     return folder, sorted(RemoteFile(kind, name) for name in found)
 
 
 def _parts(source: str) -> tuple[str, str]:
-    """Returns the kind of an address, and the rest of it."""
+    """Splits an address into its kind and the rest."""
     if short := _SHORT.fullmatch(source):
         name = short[1].removeprefix("datasets/")
         if not _DATA_SET.match(name):
             raise UsageError(
-                f"{source}: no name of a data set, which is hf:OWNER/NAME, with @REVISION or /PATH "
-                "behind it if need be"
+                f"{source} is not a data set: write hf:OWNER/NAME, optionally with @REVISION or "
+                "/PATH after it"
             )
         return "hf", f"datasets/{name}"
     found = _ADDRESS.fullmatch(source)
@@ -135,16 +135,16 @@ def _parts(source: str) -> tuple[str, str]:
     if kind not in KINDS:
         known = ", ".join(f"{name}://" for name in KINDS)
         raise UsageError(
-            f"{source}: addresses of the kind {kind}:// are not read, but {known} are; copy it, "
-            "and name the copy"
+            f"{source}: addresses of the kind {kind}:// are not supported, but {known} are; copy "
+            "the files, and name the copy"
         )
     if kind in _WEB and "@" in place.partition("/")[0]:
         raise UsageError(
-            f"{source.rpartition('@')[2]}: the address has a password, which corpus.json would "
-            "keep: fetch the file, and name the copy"
+            f"{source.rpartition('@')[2]}: the address contains a password, which corpus.json "
+            "would store: download the file, and name the copy"
         )
     if not place.strip("/"):
-        raise UsageError(f"{source}: an address of nothing; name a file, a folder or a glob there")
+        raise UsageError(f"{source}: the address is empty; name a file, a folder or a glob there")
     return kind, place
 
 
@@ -153,7 +153,7 @@ def file_system(kind: str) -> Any:
     """Returns fsspec's file system of a kind of address. Raises UsageError without its package."""
     import fsspec
 
-    # They warn that they cannot find the kind of each bucket, and print each error that they raise.
+    # They warn that they cannot determine the kind of each bucket, and print errors they raise.
     for name in ("gcsfs", "fsspec"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
@@ -165,7 +165,7 @@ def file_system(kind: str) -> Any:
 
 
 class failures:
-    """Raises UsageError or Unreachable for whatever goes wrong inside at an address."""
+    """Raises UsageError or Unreachable for every error that occurs inside at an address."""
 
     def __init__(self, address: str):
         self._address = address
@@ -174,7 +174,7 @@ class failures:
         return
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        # Errors of gcsfs, aiohttp, botocore and others, which share no base class.
+        # Errors of gcsfs, aiohttp, botocore and others, which have no common base class.
         if not isinstance(error, Exception):
             return
         if isinstance(error, BertJaxError):
@@ -187,18 +187,18 @@ class failures:
         names = {base.__name__ for why in whys for base in type(why).__mro__}
         if "OfflineModeIsEnabled" in names:
             raise UsageError(
-                f"{self._address}: HF_HUB_OFFLINE is set, so nothing is asked for at the hub: "
-                "unset it, or name a copy"
+                f"{self._address}: HF_HUB_OFFLINE is set, so the hub is not accessed: unset it, or "
+                "name a local copy"
             ) from error
         if _OF_NETWORK & names:
             raise Unreachable(
-                f"{self._address}: the network fails ({brief(reason)[1:-1]}); the same command "
-                "resumes once it is back"
+                f"{self._address}: the network fails ({brief(reason)[1:-1]}); run the same command "
+                "again to resume"
             ) from error
         if isinstance(error, FileNotFoundError):
             reason = "no such file or folder"
         raise UsageError(
-            f"{self._address}: {brief(reason)[1:-1]}; check the address, and that you may read it"
+            f"{self._address}: {brief(reason)[1:-1]}; check the address and your read permission"
         ) from error
 
 

@@ -10,20 +10,20 @@ from bert_jax.data.sources.columns import Columns, Row, decoded, nfc, no_column
 from bert_jax.data.sources.stream import SourceOptions, SourceStream
 from bert_jax.errors import UsageError, brief
 
-# Rows that are held at a time as Python values.
+# Rows that are converted to Python values at a time.
 _ROWS_AT_ONCE = 256
-# How a kind of Arrow file begins that is read in places; the other kind is a stream.
+# The first bytes of the random-access Arrow format; the other Arrow format is a stream.
 _ARROW_FILE = b"ARROW1"
 
 
 def parquet_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Iterator[Row]:
-    """Yields the rows of a parquet file: no more columns are read than are asked for."""
+    """Yields the rows of a parquet file. Reads only the requested columns."""
     if not stream.seekable():
-        raise UsageError(f"{path}: unpack it first; parquet is packed inside, and read in places")
+        raise UsageError(f"{path}: decompress it first; parquet needs random access")
     with _damage_named(path, "parquet"):
         from pyarrow import parquet
 
-        # With a buffer, and not a whole row group at once.
+        # Buffered, to avoid reading a whole row group at once.
         file = parquet.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)
         fields = [_field(path, file.schema_arrow, names, columns) for names in columns.names]
         batches = file.iter_batches(
@@ -35,13 +35,13 @@ def parquet_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Itera
 
 
 def arrow_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Iterator[Row]:
-    """Yields the rows of an Arrow file or stream, as `datasets` saves to disk."""
+    """Yields the rows of an Arrow file or stream, the format of `datasets`' `save_to_disk`."""
     with _damage_named(path, "Arrow"):
         from pyarrow import ipc
 
         if stream.peek(6)[:6] == _ARROW_FILE:
             if not stream.seekable():
-                raise UsageError(f"{path}: unpack it first; this kind of file is read in places")
+                raise UsageError(f"{path}: decompress it first; this format needs random access")
             file = ipc.open_file(stream)
             batches = map(file.get_batch, range(file.num_record_batches))
         else:
@@ -52,8 +52,8 @@ def arrow_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Iterato
 
 @contextlib.contextmanager
 def _damage_named(path: AnyFile, kind: str) -> Iterator[None]:
-    """Raises UsageError, with the `kind` of the file, if pyarrow finds it damaged."""
-    # Arrow's own allocator keeps some 20 MB of what it gave back.
+    """Raises UsageError with the `kind` of the file if pyarrow reports damage."""
+    # Arrow's default allocator keeps about 20 MB of freed memory.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     import pyarrow
 
@@ -61,14 +61,14 @@ def _damage_named(path: AnyFile, kind: str) -> Iterator[None]:
         yield
     except (pyarrow.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the operating system's own
-        reason = brief(str(error).partition("\n")[0])[1:-1] or "it asks for too much memory"
-        raise UsageError(f"{path}: damaged {kind} file ({reason}); fetch it again") from error
+            raise  # an error of the operating system
+        reason = brief(str(error).partition("\n")[0])[1:-1] or "it needs too much memory"
+        raise UsageError(f"{path}: damaged {kind} file ({reason}); download it again") from error
 
 
 def _field(path: AnyFile, schema: Any, names: Sequence[str], columns: Columns) -> list[str]:
-    """Returns the names that lead to the first of `names` that a schema has: several for a field
-    of a struct ("doc.text").
+    """Returns the path of the first of `names` that is in a schema: several names for a field of a
+    struct ("doc.text").
     """
     found = next((place for name in names if (place := _path_of([*schema], name))), None)
     if found is None:
@@ -79,13 +79,13 @@ def _field(path: AnyFile, schema: Any, names: Sequence[str], columns: Columns) -
 
 
 def _path_of(fields: Sequence[Any], name: str) -> list[str] | None:
-    """Returns the path of a name; a field with a dot in its name comes before one inside."""
+    """Returns the path of a name; a field with a dot in its name precedes a nested field."""
     kinds = {nfc(field.name): field for field in fields}
     if name in kinds:
         return [kinds[name].name]
     for at, character in enumerate(name):
         field = kinds.get(name[:at]) if character == "." else None
-        # The children of a type that is no struct have no names of columns.
+        # The children of a type other than struct do not have column names.
         inner = [] if field is None else [field.type.field(i) for i in range(field.type.num_fields)]
         if field is not None and (rest := _path_of(inner, name[at + 1 :])):
             return [field.name, *rest]
@@ -112,8 +112,8 @@ def _rows_of(
 
 
 def _values(batch: Any, names: Sequence[str], reading: SourceOptions) -> list[Any]:
-    """Returns the values of a column, or of the field of a struct that `names` lead to. A text that
-    cannot be decoded is the error of its row.
+    """Returns the values of a column, or of the nested field at the path `names`. For text that
+    cannot be decoded, the value is the error.
     """
     import pyarrow
     from pyarrow import types
@@ -123,7 +123,7 @@ def _values(batch: Any, names: Sequence[str], reading: SourceOptions) -> list[An
         from pyarrow import compute
 
         array = compute.struct_field(array, [*names[1:]])
-    # To follow a length or an index that leads out of a damaged file would end the process.
+    # Following a length or an index outside a damaged file would crash the process.
     if types.is_dictionary(array.type):
         array.validate(full=True)
         array = array.dictionary_decode()
@@ -132,7 +132,7 @@ def _values(batch: Any, names: Sequence[str], reading: SourceOptions) -> list[An
         pyarrow.large_string(): pyarrow.large_binary(),
         pyarrow.string_view(): pyarrow.binary_view(),
     }
-    # Strings are UTF-8 by the format of the file; `encoding` is the encoding of bytes.
+    # Strings are UTF-8 by definition of the format; `encoding` applies to bytes.
     encoding = "utf-8" if array.type in as_bytes else reading.encoding or "utf-8"
     array = array.view(as_bytes.get(array.type, array.type))
     array.validate(full=True)

@@ -1,4 +1,4 @@
-"""The columns that are asked for of rows, and the errors about them."""
+"""Requested columns of rows, and the errors about them."""
 
 import functools
 import unicodedata
@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 from bert_jax.errors import UsageError, brief, did_you_mean
 
-# A longer line or row is refused: a row is held whole.
+# Longer lines or rows are rejected, because a whole row is held in memory.
 LONGEST_RECORD_BYTES = 128 << 20
-# Names of columns are compared composed: macOS decomposes letters that a keyboard composes.
+# Column names are compared composed: macOS decomposes letters that a keyboard composes.
 nfc = functools.partial(unicodedata.normalize, "NFC")
 
 
 class Row(NamedTuple):
-    """A row: where it is, such as "FILE, line 3", and a value for each column that was asked for:
-    text, None, or another value of JSON, parquet or Arrow.
+    """A row: its location, such as "FILE, line 3", and a value for each requested column: text,
+    None, or another value of JSON, parquet or Arrow.
     """
 
     location: str
@@ -23,11 +23,11 @@ class Row(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The columns of a row that are asked for; of each, the alternatives, in NFC. A dot leads into
-    an object or a struct.
+    """The requested columns of a row: the alternative names of each, in NFC. A dot selects a nested
+    field of an object or a struct.
 
-    `remedy` follows the error of a file without such a column, `of_cells` that of a row with other
-    cells than the table has columns.
+    `remedy` is added to the error for a file without such a column, `of_cells` to the error for a
+    row with a number of cells that differs from the number of columns.
     """
 
     names: Sequence[Sequence[str]]
@@ -36,7 +36,7 @@ class Columns(NamedTuple):
 
 
 def no_column(where: str, names: Sequence[str], there: Iterable[Any], remedy: str) -> UsageError:
-    """Returns the error of a column that a file or a record at `where` does not have."""
+    """Returns the error for a column that is missing in a file or a record at `where`."""
     found = [*map(str, there)]
     return UsageError(
         f"{where}: no column {' or '.join(map(repr, names))}, only "
@@ -46,12 +46,12 @@ def no_column(where: str, names: Sequence[str], there: Iterable[Any], remedy: st
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns the names of columns for a message, or the first of many."""
+    """Returns the names of columns for a message, or the first ones of many."""
     return ", ".join(brief(name)[1:-1] for name in names[:20]) + ", ..." * (len(names) > 20)
 
 
 def decoded(value: bytes, encoding: str) -> str | UnicodeDecodeError:
-    """Returns bytes as text; the error where they are not of the encoding."""
+    """Returns bytes as text, or the decoding error."""
     try:
         return value.decode(encoding)
     except UnicodeDecodeError as error:

@@ -15,7 +15,7 @@ _CSV_DELIMITERS = ",;\t|"
 
 
 def delimited_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Iterator[Row]:
-    """Yields the rows of a CSV or TSV file; empty lines are passed over."""
+    """Yields the rows of a CSV or TSV file; skips empty lines."""
     reading, is_tsv = stream.reading, stream.ending == ".tsv"
     delimiters = reading.delimiter or ("\t" if is_tsv else _CSV_DELIMITERS)
     quoting = reading.quoting or (UNQUOTED if is_tsv and delimiters == "\t" else QUOTED)
@@ -66,8 +66,8 @@ def find_delimiter(line: str, names: Sequence[Sequence[str]], reading: SourceOpt
 def _find_header(
     where: str, line: str, delimiters: str, quoting: str, columns: Columns
 ) -> tuple[str, list[str]]:
-    """Returns the delimiter with which a line names the columns, and all names in it; if no
-    delimiter does, the one that makes most of the line.
+    """Returns the delimiter with which a line names the columns, and all names in the line; if no
+    delimiter does, the delimiter that gives the most columns.
     """
     try:
         found = {each: _names(line, each, quoting) for each in delimiters}
@@ -86,13 +86,13 @@ def _has(header: Sequence[str], names: Sequence[Sequence[str]]) -> bool:
 def _names(line: str, delimiter: str, quoting: str) -> list[str]:
     if quoting == UNQUOTED:
         cells = _split(line, delimiter)
-    else:  # a name has no line break
+    else:  # a name does not contain a line break
         cells = next(csv.reader([line], delimiter=delimiter), [])
     return [nfc(cell.strip()) for cell in cells]
 
 
 def _place(where: str, names: Sequence[str], header: Sequence[str], columns: Columns) -> int:
-    """Returns the place of the first of `names` that a header has."""
+    """Returns the index of the first of `names` that is in a header."""
     name = next((name for name in names if name in header), None)
     if name is None:
         raise no_column(where, names, header, columns.remedy)
@@ -109,19 +109,19 @@ def _split(line: str, delimiter: str) -> list[str]:
 def _quoted(
     path: AnyFile, lines: Iterator[tuple[int, str]], delimiter: str, begun: int
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yields rows with the number of their last line, after the `begun` lines that were read."""
+    """Yields rows with the number of their last line, after the first `begun` lines."""
     last, size = begun, 0  # the number of the last line, the characters of the row
 
     def taken() -> Iterator[str]:
         nonlocal last, size
         for number, line in lines:
             last, size = number, size + len(line)
-            # A quote that is not closed may make one row of the rest of the file.
+            # An unclosed quote may merge the rest of the file into one row.
             if size > limits.LONGEST_RECORD_BYTES:
                 raise csv.Error(f"a row longer than {limits.LONGEST_RECORD_BYTES >> 20} MiB")
             yield line
 
-    # The library has one limit for the cells of a process.
+    # The library has one limit for all cells of a process.
     csv.field_size_limit(max(csv.field_size_limit(), limits.LONGEST_RECORD_BYTES))
     found = csv.reader(taken(), delimiter=delimiter, strict=True)
     while True:
@@ -137,13 +137,13 @@ def _quoted(
 
 def _not_csv(where: str, error: csv.Error) -> UsageError:
     return UsageError(
-        f"{where}: {error}; is a quote not closed, or not doubled inside of quotes? If quotes are "
-        "letters in this file, read it with `quoting` none"
+        f"{where}: {error}; is a quote not closed, or not doubled inside quotes? If quotes are "
+        "ordinary characters in this file, read it with `quoting` none"
     )
 
 
 def whole_lines(path: AnyFile, stream: SourceStream) -> Iterator[tuple[int, str]]:
-    """Yields lines with their numbers, without those that are too long."""
+    """Yields lines with their numbers, except for lines that are too long."""
     is_rest = False
     for number, line in stream.lines(limits.LONGEST_RECORD_BYTES):
         is_whole = line[-1] == "\n"

@@ -1,4 +1,4 @@
-"""Documents as the readers of sources give them: tuples of paragraphs, none too long to be held."""
+"""Documents of source readers: tuples of paragraphs with a limited size."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -10,23 +10,23 @@ Document = tuple[str, ...]
 
 
 class Continuation(tuple[str, ...]):
-    """A document that continues the one before it, which was too long to be held."""
+    """A document that continues the previous one, which exceeded the size limit."""
 
 
-# A longer line or paragraph continues as a new paragraph, cut at the last space before the limit.
+# A longer line or paragraph continues as a new paragraph after the last space before the limit.
 LONGEST_LINE_BYTES = 1 << 20
 # A longer document continues as a new document at a paragraph boundary.
 LONGEST_DOCUMENT_BYTES = 16 << 20
 
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n")
-# Some programs of Windows write several carriage returns before a newline.
+# Some Windows programs write several carriage returns before a newline.
 _LINE_ENDS = re.compile(r"\r+\n|\r")
 
 
 def paragraphs_of(text: str, paragraph: str = "line") -> Document:
-    """Returns the paragraphs of a text, without half characters.
+    """Returns the paragraphs of a text; half surrogate pairs are replaced.
 
-    A paragraph is a line, or, with `paragraph` "blank", the lines between two blank ones.
+    A paragraph is a line or, with `paragraph` "blank", the lines between two blank lines.
     """
     text = with_newlines(whole_characters(text))
     if paragraph == "blank":
@@ -36,7 +36,7 @@ def paragraphs_of(text: str, paragraph: str = "line") -> Document:
 
 
 def join_lines(lines: Iterable[str]) -> str:
-    """Returns wrapped lines as one: with spaces, but within a script that writes none."""
+    """Joins wrapped lines with spaces, except inside a script without spaces."""
     joined: list[str] = []
     for line in map(str.strip, lines):
         if not line:
@@ -48,15 +48,15 @@ def join_lines(lines: Iterable[str]) -> str:
 
 
 def with_newlines(text: str) -> str:
-    """Returns `text` with each end of a line as one newline. A carriage return is an end, as old
-    Macs and some spreadsheets write it, unless a newline follows.
+    """Returns `text` with each line end as one newline. A carriage return without a newline also
+    ends a line, as in files from old Macs and some spreadsheets.
     """
     return _LINE_ENDS.sub("\n", text) if "\r" in text else text
 
 
 def whole_characters(text: str) -> str:
-    """Returns `text` with each half of a surrogate pair as U+FFFD, such as an emoji that was cut in
-    two: JSON can write it, UTF-8 cannot. The text keeps its length.
+    """Returns `text` with each half of a surrogate pair as U+FFFD, such as a truncated emoji: JSON
+    allows half pairs, UTF-8 does not. The text keeps its length.
     """
     try:
         text.encode()
@@ -66,9 +66,9 @@ def whole_characters(text: str) -> str:
 
 
 def bounded(documents: Iterable[Document]) -> Iterator[Document]:
-    """Yields documents with their long paragraphs cut, and long documents as several."""
+    """Yields documents with long paragraphs split, and long documents as several."""
     for document in documents:
-        # No character has more than four bytes.
+        # A character has at most four bytes.
         if 4 * sum(map(len, document)) <= LONGEST_LINE_BYTES:
             yield document
             continue
@@ -86,7 +86,7 @@ def bounded(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 def _pieces(paragraph: str) -> Iterator[tuple[str, int]]:
-    """Yields the parts of a paragraph, and how many bytes each has."""
+    """Yields the parts of a paragraph, and the number of bytes of each."""
     text = paragraph.encode()
     at = 0
     while len(text) - at > LONGEST_LINE_BYTES:
@@ -99,11 +99,11 @@ def _pieces(paragraph: str) -> Iterator[tuple[str, int]]:
 
 
 def cut(line: bytes) -> tuple[bytes, bytes]:
-    """Cuts in two after the last space, or, without one, between two characters."""
+    """Splits after the last space or, without a space, between two characters."""
     at = line.rfind(b" ") + 1
     if at < len(line) // 2:
         at = len(line)
-        # Bytes 10xxxxxx continue a character, which has at most three of them.
+        # Bytes 10xxxxxx continue a character, which contains at most three of them.
         while at > len(line) - 4 and line[at - 1] & 0xC0 == 0x80:
             at -= 1
         if line[at - 1] >= 0xC0:

@@ -1,8 +1,8 @@
-"""The embedded corpus: documentation that is on every machine that runs this project.
+"""The embedded corpus: documentation that every installation of this project contains.
 
-The topics of Python's own `help()`, and the docstrings of the standard library and of the packages
-that bert-jax depends on. They are read from source files with `ast`; nothing is imported. One
-document is a topic, or the docstrings of one module. The text depends on the installed versions.
+The topics of Python's `help()`, and the docstrings of the standard library and of the packages that
+bert-jax depends on. They are read from source files with `ast`; nothing is imported. A document is
+a topic, or the docstrings of one module. The text depends on the installed versions.
 """
 
 import ast
@@ -17,14 +17,14 @@ from pathlib import Path
 
 from bert_jax.errors import UsageError
 
-# Run-time dependencies of this project and theirs: the same list with and without extras.
+# The run-time dependencies of this project and their dependencies, independent of extras.
 _PACKAGES = (
     "numpy", "scipy", "jax", "flax", "optax", "orbax", "tensorflow", "keras", "h5py", "rich",
     "treescope", "etils", "absl", "requests", "huggingface_hub", "fsspec", "tqdm", "packaging",
     "optree", "psutil", "prometheus_client", "pygments", "click", "typer", "markdown_it",
 )  # fmt: skip
 
-# Folders that hold tests, programs for building, or other people's packages.
+# Folders that contain tests, build programs, or vendored packages.
 _PASSED_OVER = {
     "test", "tests", "testing", "idle_test", "idlelib", "lib2to3", "ensurepip", "turtledemo",
     "site-packages", "dist-packages", "lib-dynload", "_vendor", "vendor", "vendored",
@@ -35,7 +35,7 @@ _TEST_FILE = re.compile(r"test_.*|.*_test|conftest|.*_pb2|_nd_image|setup")
 _DOCTEST = re.compile(r"(>>>|\.\.\. |In \[\d+\]:|\$ )")
 _FENCE = re.compile(r"(```|~~~)")
 _DIRECTIVE = re.compile(r"\.\. ?([\w:-]*\w)?::|\.\. |#{1,6} ")
-# Directives with a body of prose; the bodies of others are passed over.
+# Directives with a body of prose; the bodies of other directives are skipped.
 _PROSE_DIRECTIVES = {"note", "warning", "caution", "tip", "important", "seealso", "versionadded",
                      "versionchanged", "deprecated"}  # fmt: skip
 _RULE = re.compile(r"[=\-~^*+#_.`'\"|\s]{3,}")
@@ -44,7 +44,7 @@ _GAP = re.compile(r"(?<=\S) {3,}(?=\S)")
 _BULLET = re.compile(
     r"([-*+•] |\(?(\d{1,2}|[a-z])[.)] |:(?!class|func|meth|mod|attr|obj|ref)\w[^:]*: )"
 )
-# `x : array_like, optional`, `axis: int`, `Raises:` and the like: a name without a sentence.
+# `x : array_like, optional`, `axis: int`, `Raises:` and similar: a name without a sentence.
 _FIELD_LINE = re.compile(
     r"[`*]*\w[\w.`*]*(, [`*]*\w[\w.`*]*)* ?:( .*[^.])?|\w+( \w+)?( \([^)]*\))?:"
 )
@@ -67,12 +67,12 @@ _LEGAL = re.compile(
 
 @functools.cache
 def documentation() -> tuple[tuple[str, ...], ...]:
-    """Returns all documents, about 1.5 million words, in a fixed order; read once a process.
+    """Returns all documents, about 1.5 million words, in a fixed order; cached per process.
 
-    A paragraph that occurs a second time anywhere is left out there, before anything else happens
-    to the text: docstrings repeat, and held-out text must not be in the training text.
+    Repeated paragraphs are dropped first, because docstrings repeat, and held-out text must not
+    occur in the training text.
 
-    Raises UsageError where no source files are installed.
+    Raises UsageError if no source files are installed.
     """
     seen: set[str] = set()
     documents = []
@@ -95,7 +95,7 @@ def documentation() -> tuple[tuple[str, ...], ...]:
 
 
 def _texts() -> Iterator[Iterable[str]]:
-    """Yields the raw texts of each document, module after module."""
+    """Yields the raw texts of each document, module by module."""
     library = Path(sysconfig.get_paths()["stdlib"])
     topics = library / "pydoc_data" / "topics.py"
     if topics.is_file():
@@ -131,7 +131,7 @@ def _docstrings(file: Path) -> Iterator[str]:
 
 
 def _parse(file: Path) -> ast.Module:
-    """Returns the tree of a file; an empty tree if the file is not of this Python's grammar."""
+    """Returns the syntax tree of a file; an empty tree if this Python cannot parse the file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -142,11 +142,11 @@ def _parse(file: Path) -> ast.Module:
 
 
 def prose(text: str) -> list[str]:
-    """Returns the paragraphs of a docstring that are prose, one line each, without markup.
+    """Returns the prose paragraphs of a docstring, one line per paragraph, without markup.
 
-    Left out are doctests and their output, code blocks, directives, tables, rules and headings,
-    the lines that name a parameter and its type (their descriptions stay), licences, and whatever
-    is more code than language.
+    Skips doctests and their output, code blocks, directives, tables, rules, headings, lines that
+    name a parameter and its type (descriptions are kept), licenses, and paragraphs that are mostly
+    code.
     """
     return [
         paragraph
@@ -156,12 +156,12 @@ def prose(text: str) -> list[str]:
 
 
 def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
-    """Yields lines that belong together; a bullet or a deeper or shallower line begins a new
+    """Yields the lines of each paragraph; a bullet or a change of indentation begins a new
     paragraph.
     """
     paragraph: list[str] = []
     indent = 0
-    block: int | None = None  # inside a code block: lines deeper than this belong to it
+    block: int | None = None  # inside a code block: deeper lines belong to it
     in_doctest = in_fence = False
     for raw in lines:
         line = raw.strip()
@@ -194,7 +194,7 @@ def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
             if directive[1] not in _PROSE_DIRECTIVES and not line.startswith("#"):
                 block = depth
         elif _RULE.fullmatch(line):
-            paragraph.clear()  # the heading that it underlines
+            paragraph.clear()  # the heading above the underline
         elif not (_FIELD_LINE.fullmatch(line) or _is_table_row(line)):
             if line.endswith("::"):
                 block = depth

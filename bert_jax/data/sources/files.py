@@ -1,4 +1,4 @@
-"""The files of a source, and the files of a folder that are left out."""
+"""Finds the files of a source, and the files of a folder that are skipped."""
 
 import glob
 import os
@@ -14,10 +14,10 @@ from bert_jax.data.sources.unpacking import PACKED
 from bert_jax.errors import UsageError, some
 from bert_jax.registry import FORMATS
 
-# Files that are left out and named; of more files, the number.
+# The number of skipped files to name; of more files, only the number is reported.
 _NAMED = 8
 
-# Names of splits, as files and folders of data sets have them: "train-00000-of-00002.parquet".
+# Names of splits in files and folders of data sets: "train-00000-of-00002.parquet".
 _TRAIN = ("train", "training")
 _HELD_OUT = (("validation", "valid", "val", "dev", "eval"), ("test", "testing"))
 _WORD = re.compile(r"[a-z]+")
@@ -25,13 +25,13 @@ _SPLITS = dict.fromkeys(_TRAIN, "train") | {name: kind[0] for kind in _HELD_OUT 
 
 
 def kinds() -> str:
-    """Returns the endings of files that are read, as messages list them."""
+    """Returns the supported file suffixes for messages."""
     return f"{', '.join(FORMATS.names())} (each also {', '.join(PACKED)})"
 
 
 def kind_of(name: str) -> tuple[str, str] | None:
-    """Returns the endings of a file's format and of its packing ("" if it is not packed), whatever
-    their case; None for a file of another kind.
+    """Returns the suffixes of a file's format and compression ("" if it is not compressed), in any
+    case; None for a file of another kind.
     """
     packing = packing_of(name)
     lower = name.lower().removesuffix(packing)
@@ -40,16 +40,16 @@ def kind_of(name: str) -> tuple[str, str] | None:
 
 
 def packing_of(name: str) -> str:
-    """Returns the ending of a file's packing; "" if it is not packed."""
+    """Returns the suffix of a file's compression; "" if it is not compressed."""
     return next((ending for ending in PACKED if name.lower().endswith(ending)), "")
 
 
 def find_files(source: str, *, splits: str = TRAIN) -> tuple[list[AnyFile], list[AnyFile]]:
-    """Returns the files of a source by name, and the files that are left out.
+    """Returns the files of a source by name, and the files that are skipped.
 
-    A folder is read with its subfolders. Files of other kinds, hidden files, links to folders and
-    files that are not plain are left out of it. If files of a folder or glob, or the folders in it,
-    have the names of several splits, the `splits` that are asked for are read.
+    Subfolders are included. A folder's hidden files, files of other kinds, links to folders and
+    special files are skipped. If the names of files or folders in a folder or glob contain several
+    splits, only the requested `splits` are read.
 
     Raises UsageError if there is no file to read, and for a file of another kind that was named or
     matches a glob.
@@ -73,7 +73,7 @@ def find_files(source: str, *, splits: str = TRAIN) -> tuple[list[AnyFile], list
 
 
 def _find(source: str, left_out: list[AnyFile]) -> tuple[AnyFile | None, list[AnyFile]]:
-    """Returns the folder that a source is, None for a file or a glob, and all its files."""
+    """Returns the folder that a source names, None for a file or a glob, and all its files."""
     path = Path(source)
     if address.is_address(source) and not path.exists():
         folder, remote = address.find(source)
@@ -89,7 +89,7 @@ def _find(source: str, left_out: list[AnyFile]) -> tuple[AnyFile | None, list[An
         )
     matching = sorted(Path(name) for name in glob.glob(source, recursive=True))
     files: list[AnyFile] = [file for file in matching if not file.is_dir()]
-    if "**" not in source:  # which takes the files of folders, and not the folders
+    if "**" not in source:  # "**" matches the files in folders, not the folders
         left_out += [file for file in matching if file.is_dir()]
     if not files:
         what = "no file matches" if glob.has_magic(source) else "no such file or folder"
@@ -106,7 +106,7 @@ def _walk(folder: Path, left_out: list[AnyFile]) -> Iterator[Path]:
     for inner, folders, names in os.walk(folder, onerror=_refuse_folder):
         left_out += [link for name in folders if (link := Path(inner, name)).is_symlink()]
         for path in (Path(inner, name) for name in names):
-            if path.exists() and not path.is_file():  # a pipe would be waited for
+            if path.exists() and not path.is_file():  # reading a pipe would block
                 left_out.append(path)
             else:
                 yield path
@@ -123,20 +123,20 @@ def _of_split(
     *,
     splits: str,
 ) -> list[AnyFile]:
-    """Returns the files of the splits that are asked for; all where there is one split or none."""
+    """Returns the files of the requested splits; all files if there is at most one split."""
     split_of = {path: _split_of(path, folder) for path in files}
     found = set(split_of.values()) - {None}
     if "train" not in found or len(found) == 1:
         return list(files)
     held_out = [kind[0] for kind in _HELD_OUT if kind[0] in found]
-    # Files that name no split may be anything: they are read with train, and not held out.
+    # Files without the name of a split are read with train, and not held out.
     wanted = {TRAIN: ["train", None], HELD_OUT: held_out[:1], TESTS: held_out}[splits]
     left_out += [path for path in files if split_of[path] not in wanted]
     return [path for path in files if split_of[path] in wanted]
 
 
 def _split_of(path: Any, folder: AnyFile | None) -> str | None:
-    """Returns the split that a file's name, or else the nearest folder inside `folder`, names."""
+    """Returns the split in a file's name, or in the name of the nearest folder inside `folder`."""
     parts = (path.name,) if folder is None else path.relative_to(folder).parts
     for name in reversed(parts):
         named = {_SPLITS[word] for word in _WORD.findall(name.lower()) if word in _SPLITS}
@@ -150,7 +150,7 @@ def _inside(file: AnyFile, folder: AnyFile) -> PurePath:
 
 
 def describe(source: str, left_out: Sequence[AnyFile]) -> str:
-    """Returns a line about the files of a source that are left out."""
+    """Returns a line about the skipped files of a source."""
     names = some(sorted(_relative(file, source) for file in left_out), _NAMED)
     return f"skipped {len(left_out):,} file{'s' * (len(left_out) > 1)}: {names}"
 

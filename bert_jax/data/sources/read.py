@@ -1,7 +1,7 @@
-"""From sources to documents and texts.
+"""Reads documents and texts from sources.
 
-A document is a tuple of paragraphs. Sources are read one after the other, as streams: however large
-they are, a few megabytes are held. A document that is too long to be held is cut (document.py).
+A document is a tuple of paragraphs. Sources are streamed one after the other, with a few megabytes
+in memory regardless of their size. A document that exceeds the limit is split (document.py).
 """
 
 import contextlib
@@ -49,12 +49,12 @@ class Reader:
 
     name: str  # in messages
     read: Callable[..., Iterable[Document]]
-    size: int = 0  # bytes of the file, 0 if that is not known
-    is_here: bool = False  # only this process has the text, or has it sooner than others
+    size: int = 0  # bytes of the file, 0 if unknown
+    is_here: bool = False  # only this process has the text, or reads it faster than others
 
     def documents(self, findings: Findings | None = None) -> Iterator[Document]:
-        """Yields the documents. Raises UsageError if the file cannot be read; with `findings`, the
-        file and the reason are added there.
+        """Yields the documents. Raises UsageError if the file cannot be read; with `findings`,
+        records the file and the reason there instead.
         """
         try:
             yield from bounded(self.read(findings=findings))
@@ -70,18 +70,17 @@ def read_documents(
     *,
     findings: Findings | None = None,
 ) -> Iterator[Document]:
-    """Returns the documents of all sources, in the order given; the files of a folder or glob by
-    name.
+    """Returns the documents of all sources, in the given order; the files of a folder or glob are
+    sorted by name.
 
-    A source is a file, a folder (read with its subfolders) or a glob of any kind of file that
-    `registry.FORMATS` lists, packed or not, here or at an address (`address.py`); `-` is standard
-    input, plain text, and `stdin:.jsonl` standard input of another kind;
-    `tfds:NAME[/CONFIG][:SPLIT]`; or `docs:`. Documents without text are passed over.
+    A source is a file, a folder (including subfolders) or a glob of any kind of file that
+    `registry.FORMATS` lists, compressed or not, local or at an address (`address.py`); `-` for
+    plain text on standard input, and `stdin:.jsonl` for another kind;
+    `tfds:NAME[/CONFIG][:SPLIT]`; or `docs:`. Documents without text are skipped.
 
-    Raises UsageError, naming file and line, for what is missing, damaged or not text. Sources that
-    are not there, and packages that are not installed, are found before the first document is read.
-    With `findings`, a file that cannot be read is added there, with the reason, and the next file
-    is read.
+    Raises UsageError, naming file and line, for missing, damaged or undecodable text. Missing
+    sources and packages are reported before the first document is read. With `findings`, a file
+    that cannot be read is recorded there with the reason, and reading continues with the next file.
     """
     found = readers_of(sources, reading)
     return itertools.chain.from_iterable(reader.documents(findings) for reader in found)
@@ -90,7 +89,7 @@ def read_documents(
 def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> list[Reader]:
     """Returns the readers of the files and data sets of sources, in the order of `read_documents`.
 
-    Raises UsageError for sources that are not there and packages that are not installed.
+    Raises UsageError for missing sources and packages.
     """
     reading = reading or SourceOptions()
     readers: list[Reader] = []
@@ -98,7 +97,7 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
     own = None if reading.outside is None else reading.outside.resolve()
     for source in sources:
         if source == "docs:":
-            # This process keeps the text for a second reading.
+            # This process keeps the text for the second pass.
             readers.append(Reader(source, _read_documentation, is_here=is_here(source)))
         elif source.startswith("tfds:"):
             readers.append(Reader(source, functools.partial(_read_tfds, source, reading)))
@@ -106,7 +105,7 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
             name, kind = Path("standard input"), _kind_of_stdin(source)
             endings.update(dict.fromkeys(kind, name))
             if reading.stdin is None:
-                raise UsageError(f"{source}: standard input cannot be read here")
+                raise UsageError(f"{source}: standard input is not supported here; name a file")
             read = functools.partial(_read_file, reading.stdin, name, kind, reading)
             readers.append(Reader(source, read))
         else:
@@ -117,7 +116,7 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
                 kind = kind_of(path.name)
                 assert kind is not None
                 endings.update(dict.fromkeys(kind, path))
-                # Another process may be in another folder.
+                # Another process may have another working directory.
                 place = path.absolute() if is_local else path
                 read = functools.partial(_read_file, place, path, kind, reading)
                 size = _size(path) if is_local else 0
@@ -127,11 +126,11 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
 
 
 def read_text(source: Path | str, reading: SourceOptions | None = None) -> str:
-    """Returns the text of one file, packed or not, here or at an address, or of standard input
+    """Returns the text of one file, compressed or not, local or at an address, or of standard input
     (`-`). Each line ends in a newline.
 
-    Raises UsageError for a file that is not there or damaged, and, with the line, for text that is
-    not in its encoding.
+    Raises UsageError for a missing or damaged file and, with the line, for text that cannot be
+    decoded.
     """
     reading, lines = reading or SourceOptions(), []
     with opened_source(source, reading) as (path, stream):
@@ -145,8 +144,8 @@ def read_text(source: Path | str, reading: SourceOptions | None = None) -> str:
 def opened_source(
     source: Path | str, reading: SourceOptions, findings: Findings | None = None
 ) -> Iterator[tuple[AnyFile, SourceStream]]:
-    """Opens one file of any name, at a path or an address, or standard input. Standard input is
-    held.
+    """Opens one file of any name, at a path or an address, or standard input, which is held in
+    memory.
     """
     if str(source) == STDIN:
         name = Path("standard input")
@@ -168,7 +167,7 @@ def opened_source(
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # the reading names the reason
+    except OSError:  # reading reports the reason
         return 0
 
 
@@ -178,7 +177,7 @@ def is_stdin(source: str) -> bool:
 
 
 def is_here(source: str) -> bool:
-    """Returns whether only this process has the text of a source, or has it sooner than others."""
+    """Returns whether only this process has the text of a source, or reads it faster."""
     return source == "docs:" or source.startswith("memory://")
 
 
@@ -192,8 +191,8 @@ def _kind_of_stdin(source: str) -> tuple[str, str]:
 def left_out(
     sources: Sequence[str], held_out: Sequence[str] = (), tests: Sequence[str] = ()
 ) -> list[str]:
-    """Returns a line for each source that has files which are not read. Files of `sources` that
-    `held_out` reads do not count.
+    """Returns a line for each source with skipped files. Files of `sources` that `held_out` reads
+    are not counted as skipped.
     """
     lines, read = [], set()
     asked = ((HELD_OUT, held_out), (TRAIN, sources), (TESTS, tests))
@@ -223,7 +222,7 @@ def _read_file(
     reading: SourceOptions,
     findings: Findings | None = None,
 ) -> Iterator[Document]:
-    """Yields the documents of a file, which messages call `name`."""
+    """Yields the documents of a file; messages name it `name`."""
     with opened(path, kind, name=name, reading=reading, findings=findings) as stream:
         yield from FORMATS[kind[0]](name, stream)
 
@@ -233,7 +232,7 @@ def _read_tfds(
 ) -> Iterator[Document]:
     """Yields the documents of `tfds:NAME[/CONFIG][:SPLIT]`: the text of each record."""
     if reading.splits != TRAIN and ":" not in source.removeprefix("tfds:"):
-        raise UsageError(f"{source}: it is not to be trained on: name its split, as {source}:test")
-    columns = Columns([reading.fields], "`text_field` names the feature of the text")
+        raise UsageError(f"{source}: name its split, for example {source}:test")
+    columns = Columns([reading.fields], "`text_column` names the feature of the text")
     records = Records(source, reading, findings)
     yield from documents_of(tfds_rows(source, records, columns), records)

@@ -1,8 +1,8 @@
 """Rows of files and data sets, for corpora and for tasks: the only reader of records.
 
-A corpus takes one column of a row as a document (formats/records.py); a task takes several, its
-texts and their label (data/tasks/tables.py). JSON lines are read here, other kinds of file in
-`delimited`, `arrow` and `tfds`.
+A corpus uses one column of a row as a document (formats/records.py); a task uses several, its texts
+and their label (data/tasks/tables.py). This module reads JSON lines; `delimited`, `arrow` and
+`tfds` read the other kinds.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,17 +22,17 @@ _MISSING = object()
 
 
 def rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Iterator[Row]:
-    """Yields the rows of a file that `READERS` has, by the ending of its name.
+    """Yields the rows of a file, with the reader in `READERS` for its suffix.
 
-    A row that cannot be read is given to `stream.refuse`. Raises UsageError that names the file,
-    and the row where one is meant, for columns that are not there or occur twice, for damage, and
-    for a CSV file with a quote that is not closed: it is bad from that line on.
+    A row that cannot be read is passed to `stream.refuse`. Raises UsageError that names the file,
+    and the row if there is one, for missing or repeated columns, for damage, and for an unclosed
+    quote in a CSV file, after which no row is reliable.
     """
     return READERS[stream.ending](path, stream, columns)
 
 
 def _json_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Iterator[Row]:
-    """Yields the rows of JSON lines; empty lines are passed over."""
+    """Yields the rows of JSON lines; skips empty lines."""
     for number, line in whole_lines(path, stream):
         where = f"{path}, line {number}"
         try:
@@ -51,7 +51,7 @@ def _json_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Iterato
 
 
 def _value(where: str, record: dict[str, Any], names: Sequence[str], columns: Columns) -> Any:
-    """Returns the first value that is not null of a record's fields `names`.
+    """Returns the first value that is not null among the fields `names` of a record.
 
     Raises UsageError if the record has none of the fields.
     """
@@ -62,7 +62,7 @@ def _value(where: str, record: dict[str, Any], names: Sequence[str], columns: Co
 
 
 def _inside(record: Any, name: str) -> Any:
-    """Returns the value of a field; a field with a dot in its name comes before one inside."""
+    """Returns the value of a field; a field with a dot in its name precedes a nested field."""
     if not isinstance(record, dict):
         return _MISSING
     if name in record:
@@ -79,7 +79,7 @@ def _inside(record: Any, name: str) -> Any:
     return _MISSING
 
 
-# By the ending of a file's name.
+# By file suffix.
 READERS: dict[str, Callable[[AnyFile, SourceStream, Columns], Iterator[Row]]] = {
     ".tsv": delimited_rows,
     ".csv": delimited_rows,
@@ -90,7 +90,7 @@ READERS: dict[str, Callable[[AnyFile, SourceStream, Columns], Iterator[Row]]] = 
 
 
 def tfds_rows(source: str, records: Records, columns: Columns) -> Iterator[Row]:
-    """Yields the rows of a data set of TensorFlow, as `rows` those of a file."""
+    """Yields the rows of a TensorFlow data set, as `rows` does for a file."""
     for where, record in tfds_records(source, records.reading.splits):
         values = tuple(_value(where, record, names, columns) for names in columns.names)
         if bad := next((value for value in values if isinstance(value, UnicodeDecodeError)), None):
@@ -100,10 +100,10 @@ def tfds_rows(source: str, records: Records, columns: Columns) -> Iterator[Row]:
 
 
 def documents_of(found: Iterable[Row], records: Records) -> Iterator[Document]:
-    """Yields the documents of rows of one column, the text; a row with null has none."""
+    """Yields the documents of rows with one column, the text; skips rows with null."""
     for where, (text,) in found:
         if text is not None and not isinstance(text, str):
-            is_other = f"`text_field` is {brief(text)}, not text; name another column"
+            is_other = f"`text_column` is {brief(text)}, not text; name another column"
             records.refuse(UsageError(f"{where}: {is_other}"))
         elif document := records.document(text):
             yield document

@@ -1,4 +1,4 @@
-"""The bytes of a source file as the reader of a format gets them: unpacked, also as lines."""
+"""The bytes of a source file for the reader of its format: unpacked, and optionally as lines."""
 
 import codecs
 import importlib.util
@@ -19,14 +19,14 @@ from bert_jax.data.sources.document import Document, paragraphs_of
 from bert_jax.data.sources.unpacking import TOOLS, unpacked
 from bert_jax.errors import UsageError, brief, install_command
 
-# The splits of a folder that are read: "train"; "validation", or "test" where there is no
-# validation split; all but "train".
+# The splits of a folder to read: "train"; "validation", or "test" if there is no validation split;
+# all but "train".
 TRAIN, HELD_OUT, TESTS = "train", "held-out", "tests"
-# As the last name of a table's columns: rows may have more cells, which are ignored.
+# As the last column name: rows may have more cells, which are ignored.
 MORE = "..."
-# Cells with a delimiter, a quote or a line break are quoted; or quotes are letters.
+# Cells with a delimiter, a quote or a line break are quoted; or quotes are ordinary characters.
 QUOTED, UNQUOTED = QUOTINGS = ("double", "none")
-# The longer marks first: the mark of UTF-32 begins with that of UTF-16.
+# Longer marks first: UTF-32's mark begins with UTF-16's mark.
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF32_LE: "utf-32",
@@ -34,69 +34,69 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# In UTF-16 of any language, at least spaces and ends of lines have zero bytes: one byte in so many.
+# UTF-16 text of any language has zero bytes in spaces and line ends: at least one byte in 50.
 _ZEROS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """The user's choices: which files of the sources are read, and how."""
+    """The user's choices: which files of the sources to read, and how."""
 
-    # The field of a JSON object or the column of a table that holds the text; with commas,
-    # alternatives, of which the first that a record has is taken.
+    # The field of a JSON object or the column of a table that contains the text. With commas, the
+    # first of these fields that a record has.
     text_field: str = "text"
     # Where a document of plain text ends: at a "blank" line, with each "line", or with the "file".
     document: str = "blank"
     # A paragraph is a "line", or the lines between two "blank" lines.
     paragraph: str = "line"
-    # The splits that are read of a folder that has several: TRAIN, HELD_OUT or TESTS.
+    # The splits to read from a folder with several: TRAIN, HELD_OUT or TESTS.
     splits: str = TRAIN
-    # Records that cannot be read are left out and counted.
+    # Whether records that cannot be read are skipped and counted.
     skips_records: bool = False
     # The encoding of text without a byte order mark; None is UTF-8.
     encoding: str | None = None
-    # Tables: "double" for cells in double quotes, "none" where quotes are letters; None is "none"
-    # for a .tsv file and "double" for a .csv file.
+    # Tables: "double" for cells in double quotes, "none" if quotes are ordinary characters; None is
+    # "none" for a .tsv file and "double" for a .csv file.
     quoting: str | None = None
-    # Tables: the character between cells; None is the tab of a .tsv file, and found for a .csv.
+    # Tables: the character between cells; None is tab for a .tsv file, and detected for a .csv.
     delimiter: str | None = None
-    # Tables: the names of the columns, if the first line does not have them. A last `...` ignores
-    # further cells.
+    # Tables: the names of the columns, if the first line does not contain them. A last `...`
+    # ignores further cells.
     columns: tuple[str, ...] = ()
     # The file that standard input was copied to.
     stdin: Path | None = None
-    # The directory of the corpus: its own files are not read, although a glob may match them.
+    # The directory of the corpus: its files are not read, even if a glob matches them.
     outside: Path | None = None
 
     def __post_init__(self) -> None:
         if MORE in self.columns[:-1]:
             raise UsageError(f"`columns` {','.join(self.columns)}: only the last may be {MORE}")
         if not self.fields:
-            raise UsageError(f"`text_field` {self.text_field!r} names no field")
+            raise UsageError(f"`text_column` {self.text_field!r} names no field")
         require_layout(self.document, self.paragraph, self.quoting)
         require_encoding(self.encoding)
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Returns the alternatives of `text_field`, composed (NFC)."""
+        """Returns the alternatives of `text_column`, composed (NFC)."""
         names = map(str.strip, normalize("NFC", self.text_field).split(","))
         return tuple(dict.fromkeys(name for name in names if name))
 
 
 @dataclass(kw_only=True)
 class Findings:
-    """The files and records that the readers left out, by the names of files in messages."""
+    """The files and records that the readers skipped, by file name."""
 
-    # Files that cannot be read to their end, and why.
+    # Files that cannot be read completely, and the reason.
     files: dict[str, str] = field(default_factory=dict)
-    # Records that cannot be read: the first of a file, and how many.
+    # Records that cannot be read: the first one per file, and their number.
     first_bad: dict[str, str] = field(default_factory=dict)
     records: Counter[str] = field(default_factory=Counter)
-    # Records that have no text.
+    # Records without text.
     without_text: int = 0
 
     def count_bad(self, name: str, error: UsageError) -> None:
-        """Counts a record of the file or data set `name` that is left out, and keeps why."""
+        """Counts a skipped record of the file or data set `name`, and keeps the first reason."""
         self.first_bad.setdefault(name, str(error))
         self.records[name] += 1
 
@@ -109,7 +109,7 @@ class Findings:
 
 
 class Records:
-    """The records of one file or data set, called `path` in messages: which are left out."""
+    """Handles bad records of one file or data set, which messages name `path`."""
 
     def __init__(self, path: AnyFile | str, reading: SourceOptions, findings: Findings | None):
         self.reading = reading
@@ -117,7 +117,7 @@ class Records:
         self._path = path
 
     def document(self, text: str | None) -> Document | None:
-        """Returns the paragraphs of a record's text; None, and counts it, if it has none."""
+        """Returns the paragraphs of a record's text; counts it and returns None if empty."""
         found = paragraphs_of(text, self.reading.paragraph) if text else None
         if not found:
             self.findings.without_text += 1
@@ -131,10 +131,10 @@ class Records:
 
 
 class SourceStream(io.BufferedReader, Records):
-    """An unpacked file: `read`, `readline` and `peek` give its bytes, `lines` its text.
+    """An unpacked file: `read`, `readline` and `peek` return its bytes, `lines` its text.
 
-    The reader of a format gets one with the file's path, for messages; `ending` is the ending of
-    the file's name, such as ".csv". What it finds wrong with a record it gives to `refuse`.
+    The reader of a format gets the stream with the file's path, for messages; `ending` is the
+    suffix of the file's name, such as ".csv". The reader passes bad records to `refuse`.
     """
 
     def __init__(
@@ -149,24 +149,24 @@ class SourceStream(io.BufferedReader, Records):
         super().__init__(raw, buffer_size=1 << 20)
         Records.__init__(self, path, reading, findings)
         self.ending = ending
-        # The number of the last line that `lines` gave.
+        # The number of the last line that `lines` returned.
         self.line = 0
 
     def lines(self, longest: int = sys.maxsize) -> Iterator[tuple[int, str]]:
         """Yields the lines of the text with their numbers, from 1; each ends in one newline.
 
-        A line of more than `longest` characters comes in parts, of which only the last one ends in
-        a newline. A byte order mark decides the encoding, else `reading.encoding`, else it is
-        UTF-8. Bytes outside of the encoding become half surrogates: `require_decoded` finds them.
-        Raises UsageError for UTF-16 or UTF-32 without a mark that no option names.
+        A line of more than `longest` characters is split into parts, and only the last part ends in
+        a newline. The encoding is that of the byte order mark, else `reading.encoding`, else UTF-8.
+        Undecodable bytes become half surrogates, which `require_decoded` detects. Raises UsageError
+        for UTF-16 or UTF-32 without a mark or the option `encoding`.
         """
-        # Kept: the end of a wrapper's life would close this stream.
+        # Kept as an attribute: destroying the wrapper would close this stream.
         self._text = io.TextIOWrapper(self, self._encoding(), errors="surrogateescape")
         begins = True
         while line := self._text.readline(longest):
             self.line += begins
             begins = line[-1] == "\n"
-            if not begins and len(line) < longest:  # the last one
+            if not begins and len(line) < longest:  # the last part
                 line, begins = line + "\n", True
             yield self.line, line
         if not begins:
@@ -180,14 +180,14 @@ class SourceStream(io.BufferedReader, Records):
         if name is None and is_narrow and _ZEROS * head.count(0) > len(head):
             raise UsageError(
                 f"{self._path}: not {asked or 'UTF-8'}: it has the zero bytes of UTF-16 or UTF-32, "
-                "and no byte order mark; name the encoding, such as `encoding` utf-16-le, or "
+                "but no byte order mark; name the encoding, such as `encoding` utf-16-le, or "
                 "convert the file to UTF-8"
             )
         return name or asked or "utf-8"
 
     def require_decoded(self, where: str, text: str) -> None:
-        """Raises UsageError if some bytes of a text, which is at `where`, were not of the file's
-        encoding.
+        """Raises UsageError if some bytes of a text, which is at `where`, could not be decoded with
+        the file's encoding.
         """
         try:
             text.encode()
@@ -195,7 +195,7 @@ class SourceStream(io.BufferedReader, Records):
             raise self.not_decoded(where) from error
 
     def not_decoded(self, where: str) -> UsageError:
-        """Returns the error of text at `where` that is not in the file's encoding."""
+        """Returns the error for text at `where` that is not in the file's encoding."""
         name = self._text.encoding
         if name.startswith("utf-8"):
             return UsageError(
@@ -208,23 +208,25 @@ class SourceStream(io.BufferedReader, Records):
 def require_layout(document: str, paragraph: str, quoting: str | None = None) -> None:
     """Raises UsageError for a layout that `SourceOptions` does not have."""
     for name, value, known in (
-        ("document", document, ("blank", "line", "file")),
-        ("paragraph", paragraph, ("line", "blank")),
+        ("document_boundary", document, ("blank", "line", "file")),
+        ("paragraph_boundary", paragraph, ("line", "blank")),
         ("quoting", quoting or UNQUOTED, QUOTINGS),
     ):
         if value not in known:
             raise UsageError(f"`{name}` {value!r}: choose one of {', '.join(known)}")
     if (document, paragraph) == ("line", "blank"):
-        raise UsageError("`document` line has a paragraph a line: `paragraph` blank joins lines")
+        raise UsageError(
+            "`document_boundary` line has one paragraph per line: leave `paragraph_boundary` out"
+        )
 
 
 def require_encoding(name: str | None) -> None:
-    """Raises UsageError unless `name` is None or an encoding of text that Python has."""
+    """Raises UsageError unless `name` is None or a text encoding of Python."""
     try:
         io.TextIOWrapper(io.BytesIO(), name or "utf-8", errors="surrogateescape").read()
     except (LookupError, UnicodeError) as error:
         raise UsageError(
-            f"`encoding` {name}: no such encoding of text; usual ones are cp1252 (Western European "
+            f"`encoding` {name} is not a text encoding; common ones are cp1252 (Western European "
             "Windows), cp1251, latin-2, utf-16, gb18030, shift_jis, euc_kr"
         ) from error
 
@@ -238,10 +240,10 @@ def opened(
     name: AnyFile | None = None,
     findings: Findings | None = None,
 ) -> Iterator[SourceStream]:
-    """Opens a file whose name ends in `kind`: the ending of its format and of its packing, each ""
-    if it has none. Messages call it `name`.
+    """Opens a file with the suffixes `kind`: of its format and of its compression, each "" if it
+    has none. Messages name it `name`.
 
-    Raises UsageError for a file that cannot be opened or, while it is read, is damaged.
+    Raises UsageError for a file that cannot be opened, or is found damaged while it is read.
     """
     name, (ending, packing), stream = name or path, kind, None
     try:
@@ -251,18 +253,18 @@ def opened(
             )
             yield stream
     except UnicodeDecodeError as error:
-        # Only UTF-16 and UTF-32 have bytes that become no half surrogate.
+        # Only in UTF-16 and UTF-32 some bytes cannot become half surrogates.
         line = stream.line if stream else 0
         raise UsageError(
-            f"{name}, after line {line:,}: not {error.encoding} ({error.reason}); fetch it again, "
-            "or convert it to UTF-8"
+            f"{name}, after line {line:,}: not {error.encoding} ({error.reason}); download it "
+            "again, or convert it to UTF-8"
         ) from error
     except (EOFError, zlib.error, lzma.LZMAError) as error:
         if not packing:  # raised by a format
-            raise UsageError(f"{name}: damaged ({error}); fetch it again") from error
+            raise UsageError(f"{name}: damaged ({error}); download it again") from error
         raise _damaged(name, packing, error) from error
     except OSError as error:
-        # The errors of the operating system have a number, the others are an unpacker's.
+        # Errors of the operating system have a number, errors of decompressors do not.
         if error.errno is None and packing:
             raise _damaged(name, packing, error) from error
         raise UsageError(f"{name}: {error.strerror or error}") from error
@@ -272,11 +274,11 @@ def _damaged(name: AnyFile, packing: str, error: Exception) -> UsageError:
     tool = TOOLS[packing]
     return UsageError(
         f"{name}: damaged {tool} file ({brief(str(error))[1:-1]}); check it with `{tool} -t` and "
-        "fetch it again"
+        "download it again"
     )
 
 
-# The packages of an ending that are not installed with the rest.
+# The packages for suffixes that the base installation does not include.
 _PACKAGES = {
     ".zst": ("zstandard",),
     ".parquet": ("pyarrow",),
@@ -286,9 +288,9 @@ _PACKAGES = {
 
 
 def require_packages(endings: dict[str, AnyFile]) -> None:
-    """Raises UsageError if a package is not installed that files of such an ending need.
+    """Raises UsageError if files with one of these suffixes need a package that is not installed.
 
-    `endings` has one file for each ending, to name it.
+    `endings` maps each suffix to a file, which the error names.
     """
     missing = [
         (package, file)

@@ -16,11 +16,11 @@ _SPLITS = {TRAIN: "train", HELD_OUT: "validation", TESTS: "test"}
 def tfds_records(source: str, splits: str = TRAIN) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the records of `tfds:NAME[/CONFIG][:SPLIT]` with their locations, in a fixed order.
 
-    A source that names no split has the one of `splits` read: TRAIN, HELD_OUT (validation) or TESTS
-    (test). Bytes are text, or the error of decoding them.
+    For a source without a split, the split is chosen by `splits`: TRAIN, HELD_OUT (validation) or
+    TESTS (test). Bytes are returned as text, or as the error of decoding them.
 
-    The data directory is that of tfds (TFDS_DATA_DIR). Raises UsageError if the data set cannot be
-    loaded.
+    The data directory is the default of tfds (TFDS_DATA_DIR). Raises UsageError if the data set
+    cannot be loaded.
     """
     match = _ADDRESS.fullmatch(source)
     if match is None:
@@ -45,17 +45,17 @@ def load_tfds(source: str, name: str, split: str) -> Any:
                 name,
                 split=split,
                 data_dir=os.environ.get("TFDS_DATA_DIR"),
-                # One file after the other: a fixed order of records.
+                # One file after the other, for a fixed order of records.
                 read_config=tfds.ReadConfig(interleave_cycle_length=1),
             ),
         )
-    except Exception as error:  # the code of a data set may raise anything
+    except Exception as error:  # the code of a data set may raise any exception
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UsageError(f"{source}: tensorflow_datasets cannot load {split}: {reason}") from error
 
 
 def _plain(value: Any) -> Any:
-    """Returns bytes as text and arrays as lists, at any depth."""
+    """Converts bytes to text and arrays to lists, at any depth."""
     if isinstance(value, dict):
         return {key: _plain(child) for key, child in value.items()}
     if isinstance(value, bytes):

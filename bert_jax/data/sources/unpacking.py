@@ -1,4 +1,4 @@
-"""Unpacks files as streams. Damage is found, also in a file of many frames."""
+"""Decompresses files as streams. Damage is always detected, also in a file of many frames."""
 
 import bz2
 import functools
@@ -10,14 +10,14 @@ from typing import IO, Any
 
 
 class _Frames(io.RawIOBase):
-    """The content of a file of frames; a new decompressor unpacks each frame.
+    """The content of a file of frames; each frame gets a new decompressor.
 
-    Python's readers of bz2 and xz take a frame with a damaged beginning, or zero bytes before it,
-    for the end of the file, and leave out the rest silently. Here a file that ends within a frame,
-    or continues with something else, is an EOFError.
+    Python's readers of bz2 and xz treat a damaged frame header, or zero bytes before it, as the end
+    of the file, and silently drop the rest. Here a file that ends inside a frame, or continues with
+    other data, raises EOFError.
     """
 
-    _CHUNK = 1 << 14  # of packed bytes: of zstd, at the highest ratio, some hundred megabytes
+    _CHUNK = 1 << 14  # compressed bytes; for zstd at its highest ratio, hundreds of megabytes
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class _Frames(io.RawIOBase):
         padding: bytes = b"",
     ):
         """`new` makes a decompressor, which raises `error` for bytes that are not one of its frames
-        and, if it has one, takes the `limit` of a result. `padding` may follow a frame.
+        and, if supported, accepts the `limit` of a result. `padding` may follow a frame.
         """
         self._file, self._new, self._error = file, new, error
         self._limit, self._padding = limit, padding
@@ -49,7 +49,7 @@ class _Frames(io.RawIOBase):
                 if not packed and self._frame is None:
                     return 0
                 if not packed:
-                    raise EOFError("it ends within a frame")
+                    raise EOFError("it ends inside a frame")
             if self._frame is None:
                 packed = packed.lstrip(self._padding)
                 if not packed:
@@ -72,7 +72,7 @@ def _bz2(file: IO[bytes]) -> Any:
 
 
 def _xz(file: IO[bytes]) -> Any:
-    # In the older format, zero bytes would be a whole file without content.
+    # In the older format, zero bytes would be a complete file without content.
     new = functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
     return _Frames(file, new, lzma.LZMAError, limit=(1 << 20,), padding=b"\0")
 
@@ -80,12 +80,12 @@ def _xz(file: IO[bytes]) -> Any:
 def _zstd(file: IO[bytes]) -> Any:
     import zstandard  # pyright: ignore[reportMissingImports]
 
-    # As wide a window as `zstd --long=31` writes.
+    # The largest window, which `zstd --long=31` writes.
     new = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
     return _Frames(file, new, zstandard.ZstdError)
 
 
-# Ending of a packed file -> the function that unpacks a stream, and the program that packs it.
+# Suffix of a compressed file -> the function that decompresses a stream, and the program.
 _UNPACKERS: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
     ".bz2": _bz2,
@@ -97,10 +97,10 @@ PACKED = tuple(TOOLS)
 
 
 def unpacked(file: Any, suffix: str) -> Any:
-    """Returns the content of a file with the packing of an ending; "" is none.
+    """Returns the decompressed content of a file; `suffix` "" means no compression.
 
-    Reading a damaged file raises the error of the library, or EOFError, and so does this call for
-    an empty file, such as a failed download.
+    Reading a damaged file raises the error of the library, or EOFError. An empty file, such as a
+    failed download, raises the error here.
     """
     if not suffix:
         return file

@@ -1,1 +1,1 @@
-"""Files of tasks become rows of ids, and rows become batches."""
+"""Reads the files of tasks, encodes their rows, and makes batches."""

@@ -1,10 +1,10 @@
 """Sentences with a tag for each word, from files with one word per line.
 
-Tabs separate the columns of a line, or spaces in a line without a tab. A blank line ends a
-sentence. Comments (lines that begin with #) and -DOCSTART- lines are skipped. In a file with two
-columns these are the word and the tag; in a file with -DOCSTART- lines (CoNLL-2002, CoNLL-2003) the
-word is the first column and the tag the last; of all other files the user names the columns. A file
-to predict may have one sentence per line instead.
+Columns are separated by tabs, or by spaces in a line without tabs. A blank line ends a sentence.
+Comments (lines that begin with #) and -DOCSTART- lines are skipped. In a file with two columns,
+these are the word and the tag. In a file with -DOCSTART- lines (CoNLL-2002, CoNLL-2003), the word
+is the first column and the tag the last. For other files the user names the columns. A file to
+predict may have one sentence per line instead.
 """
 
 import re
@@ -19,7 +19,7 @@ from bert_jax.errors import UsageError, brief, did_you_mean, some
 from bert_jax.progress import note
 
 OUTSIDE = "O"
-# A tag with the prefix of a scheme, and the kind of its entity.
+# A tag with the prefix of a scheme, and the type of its entity.
 PREFIXED = re.compile(r"([BIELMSU])[-_](.+)")
 # The spaces that may separate columns. Other white space may be a word.
 _SPACES = " \t\r"
@@ -31,12 +31,12 @@ _INDEX = re.compile(r"[0-9]+([-.][0-9]+)?")
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words and their tags, None where the file has none; `location` is the first line."""
+    """Words and their tags, None if the file has no tags; `location` is the first line."""
 
     location: str
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
-    # The line of each word, where the file has one word per line.
+    # The line of each word, if the file has one word per line.
     lines: tuple[int, ...] = ()
 
     def location_of(self, word: int) -> str:
@@ -85,12 +85,11 @@ def read_sentences(
 ) -> list[Sentence]:
     """Returns all sentences of a file, with their tags as they are written.
 
-    `columns` are the names of the columns, the last one `...` where lines may have more; `word` and
-    `tag` are two of them. With `labelled=False` only words are read, and each line is a sentence if
-    one of the lines is not a single word, has no tab, and no tag at its end (a tag has a prefix or
-    is one of `known`).
+    `columns` are the names of the columns; a last `...` allows further cells. `word` and `tag` are
+    two of them. With `labelled=False` only words are read, and each line is a sentence if any line
+    has several words, no tab, and no tag at its end (a tag has a prefix or is one of `known`).
 
-    Raises UsageError that names file and line where columns are ambiguous or a cell is missing.
+    Raises UsageError that names file and line if columns are ambiguous or a cell is missing.
     """
     path = str(path)
     text = read_text(path, reading)
@@ -128,7 +127,7 @@ def read_sentences(
 
 
 def _cells(line: str, width: int) -> list[str]:
-    """Returns the cells of a line. Empty cells count where `width` columns have names."""
+    """Returns the cells of a line. Empty cells are kept if `width` columns are named."""
     # A word may hold a no-break space, and with tabs a space.
     cells = [cell.strip(_SPACES) for cell in line.split("\t" if "\t" in line else " ")]
     filled = [cell for cell in cells if cell]
@@ -146,7 +145,7 @@ def _is_tag(cell: str) -> bool:
 def _has_columns(
     text: str, cells: list[str], columns: Sequence[str], known: Collection[str]
 ) -> bool:
-    """Returns whether a line, by itself, may have columns."""
+    """Returns whether a line may have columns, without considering other lines."""
     if len(cells) < 2 or "\t" in text or cells[0] in ("#", _DOCUMENT):
         return True
     return cells[-1] in known or _is_tag(cells[-1]) or len(cells) == len(columns)
@@ -157,7 +156,7 @@ def _named(
 ) -> _Layout:
     names = [name for name in columns if name != MORE]
     if not word or not names:
-        raise UsageError("`columns` NAMES and `text` NAME, the column of the words, go together")
+        raise UsageError("`columns` NAMES and `text` NAME, the column of words, need each other")
     for option, name in [("text", word), ("label", tag)][: 1 + labelled]:
         if names.count(name) != 1:
             remedy = did_you_mean(name, names) or " Name one that is."
@@ -178,9 +177,9 @@ def _named(
 def _found(
     path: Path | str, lines: Sequence[_Line], *, labelled: bool, has_documents: bool
 ) -> _Layout:
-    """Returns the layout of a file without names for its columns.
+    """Returns the layout of a file without column names.
 
-    Raises UsageError, with the option that names them, where the layout is ambiguous.
+    Raises UsageError, with the option that names the columns, if the layout is ambiguous.
     """
     counts = Counter(len(line.cells) for line in lines)
     width = counts.most_common(1)[0][0] if counts else 1
@@ -219,7 +218,7 @@ def _sentences(
                 sentences.append(Sentence(where, texts, found, numbers))
             words = []
         elif not words and line.is_marked and _is_comment(cells, layout, known):
-            skipped.setdefault("comments, which begin with #,", []).append(line.number)
+            skipped.setdefault("comments (lines that begin with #)", []).append(line.number)
         elif layout.has_index and not cells[0].isdigit() and len(cells) > 1:
             skipped.setdefault("lines with an index such as 8-9", []).append(line.number)
         else:
@@ -227,7 +226,7 @@ def _sentences(
                 (line.number, *_word_and_tag(cells, layout, f"{path}, line {line.number}"))
             )
     for what, numbers in skipped.items():
-        note(f"{path}: {len(numbers):,} {what} are skipped, the first of them is line {numbers[0]}")
+        note(f"{path}: skipped {len(numbers):,} {what}, the first on line {numbers[0]}")
     return sentences
 
 
@@ -240,7 +239,7 @@ def _is_comment(cells: list[str], layout: _Layout, known: Collection[str]) -> bo
 
 
 def _word_and_tag(cells: list[str], layout: _Layout, location: str) -> tuple[str, str]:
-    """Returns the word of a line, and its tag ("" where none is read)."""
+    """Returns the word of a line, and its tag ("" if tags are not read)."""
     count = len(cells)
     if layout.tag is None and (count == 1 or (count == 2 and layout.width < 2)):
         return cells[0], ""
@@ -248,8 +247,8 @@ def _word_and_tag(cells: list[str], layout: _Layout, location: str) -> tuple[str
         raise UsageError(f"{location}: the word {cells[0]!r} has no tag; write WORD, a tab, TAG")
     if count < layout.width or (count > layout.width and not layout.is_open):
         raise UsageError(
-            f"{location}: {count} columns ({some(map(brief, cells))}), and not {layout.width}; "
-            "separate columns with tabs where a word has a space, or repair the line"
+            f"{location}: {count} columns ({some(map(brief, cells))}) instead of {layout.width}; "
+            "separate columns with tabs if a word contains a space, or repair the line"
         )
     word, tag = cells[layout.word], "" if layout.tag is None else cells[layout.tag]
     for what, cell in (("word", word), ("tag", tag)):

@@ -1,4 +1,4 @@
-"""Texts of a task become rows of ids, and rows become batches.
+"""Encodes the texts of a task as rows of ids, and makes batches of rows.
 
 Dims: N rows, L sequence length, B rows of a batch.
 """
@@ -24,8 +24,8 @@ class Features:
     """Rows of a task. `labels` and `weights` are inputs of the loss, None if there are no labels.
 
     `input_ids`, `token_type_ids` int32 `[N, L]`; `lengths` int32 `[N]`. `labels` is int32 or
-    float32 `[N]` for a class or a number, int32 `[N, L]` for a class a token, int32 `[N, 2]` for a
-    span; `weights` float32 `[N]`, or `[N, L]` for classes of tokens.
+    float32 `[N]` for a class or a number, int32 `[N, L]` for one class per token, int32 `[N, 2]`
+    for a span; `weights` float32 `[N]`, or `[N, L]` for classes of tokens.
     """
 
     input_ids: np.ndarray
@@ -33,7 +33,7 @@ class Features:
     lengths: np.ndarray
     labels: np.ndarray | None = None
     weights: np.ndarray | None = None
-    # Tokens of each text of a row `[N, T]`, if a row has several texts with their own positions.
+    # The tokens of each text of a row `[N, T]`, if a row has several texts with separate positions.
     text_lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -41,14 +41,14 @@ class Features:
 
 
 class Batches:
-    """Batches of `size` rows of `features`, each as long as its rows ask for."""
+    """Batches of `size` rows of `features`, padded to one of a few lengths."""
 
     def __init__(self, features: Features, *, size: int):
         self._features, self._size = features, size
         self.lengths = batch_lengths(features, size=size)
 
     def __call__(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the batch of the given rows, filled up to `size` with rows of weight 0."""
+        """Returns the batch of the given rows, padded to `size` with rows of weight 0."""
         filled = np.concatenate([rows, np.zeros(self._size - len(rows), rows.dtype)])
         longest = int(self._features.lengths[filled].max())
         length = next(n for n in self.lengths if n >= longest)
@@ -78,13 +78,13 @@ def arrays_of(features: Features, rows: np.ndarray, *, length: int) -> dict[str,
 
 
 def places_of_texts(text_lengths: np.ndarray, *, length: int) -> dict[str, np.ndarray]:
-    """Returns `position_ids`, `sequence_ids` int32 `[N, L]` and `text_positions` int32 `[N, T]` of
-    rows with several texts, which have so many tokens `[N, T]`.
+    """Returns `position_ids`, `sequence_ids` int32 `[N, L]` and `text_positions` int32 `[N, T]` for
+    rows of several texts with `text_lengths` `[N, T]` tokens.
     """
     ends = np.cumsum(text_lengths, axis=1)
     begins = ends - text_lengths
     column = np.arange(length)
-    # The text of each column, T after the last text.
+    # The text of each column; T after the last text.
     text = np.sum(column[:, None] >= ends[:, None], axis=-1)
     is_token = text < text_lengths.shape[1]
     begin = np.take_along_axis(begins, np.minimum(text, text_lengths.shape[1] - 1), axis=1)
@@ -96,16 +96,16 @@ def places_of_texts(text_lengths: np.ndarray, *, length: int) -> dict[str, np.nd
 
 
 def batch_lengths(features: Features, *, size: int) -> tuple[int, ...]:
-    """Returns the lengths to which batches are padded, ascending: at most three, since each one is
-    compiled.
+    """Returns the lengths to which batches are padded, ascending: at most three, since each length
+    is compiled.
 
-    They are multiples of 8 (or the full width); the last one holds the longest row. They are the
-    three lengths with the least padding in batches of rows that are drawn at random.
+    They are multiples of 8 (or the full width), and the last one holds the longest row. They
+    minimize the padding in batches of randomly drawn rows.
     """
     full = features.input_ids.shape[1]
     limits = np.minimum(np.arange(8, int(features.lengths.max()) + 8, 8), full)
     up_to = np.searchsorted(np.sort(features.lengths), limits, side="right") / len(features)
-    fits = up_to**size  # the share of batches whose rows are all within a limit
+    fits = up_to**size  # the share of batches with all rows within a limit
     short, middle = np.meshgrid(np.arange(len(limits)), np.arange(len(limits)), indexing="ij")
     expected = (
         limits[short] * fits[short]
@@ -119,9 +119,9 @@ def batch_lengths(features: Features, *, size: int) -> tuple[int, ...]:
 def training_rows(step: int, *, rows: int, batch_size: int, seed: int) -> np.ndarray:
     """Returns the rows of the batch of `step`: a function of the arguments only.
 
-    Each epoch has another order, and epochs follow each other without a break (as
-    google-research/bert run_classifier.py repeats its records): a batch may end one epoch and begin
-    the next.
+    Each epoch has another order. Epochs follow each other without a break (as
+    google-research/bert run_classifier.py repeats its records), so a batch may contain the end of
+    one epoch and the beginning of the next.
     """
     numbers = step * batch_size + np.arange(batch_size)
     chosen = np.empty(batch_size, np.int64)
@@ -136,13 +136,13 @@ def training_rows(step: int, *, rows: int, batch_size: int, seed: int) -> np.nda
 
 
 def note_cut(cut: int, rows: int, what: str, *, limit: int, remedy: str) -> None:
-    """Notes how many (`cut`) of `rows` texts were cut to `limit` tokens, if any were."""
+    """Prints a note with the number of texts that were truncated to `limit` tokens, if any."""
     if cut:
         many = f"{cut:,} of {rows:,} {what} have more than {limit} tokens"
-        note(f"{many} and are cut there; {remedy}")
+        note(f"{many} and are truncated; {remedy}")
 
 
-# How to read more of a text that is cut: with an option, by fine-tuning again, or not at all.
+# The fix for truncated texts: an option, fine-tuning again, or none.
 LONGER = "a longer `length` reads more"
 LONGER_TRAINED = "fine-tuning with a longer `length` reads more"
 NO_MORE = "the model has no positions for more"
@@ -159,12 +159,12 @@ def encode_texts(
 ) -> Features:
     """Returns `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, cut to `length` tokens.
 
-    Arrays are as wide as the longest row (rounded up to 8), and `width` at least.
-    `truncation`: "longest_first" takes tokens off the end of the longer text, one at a time (the
-    second where both are equal; google-research/bert run_classifier.py); "only_first" and
-    "only_second" shorten one of them; "never" is an error. A note says how many are cut, with
-    `remedy`. Raises UsageError for a length without room for a token of each text, or that names
-    the row where its texts cannot be made to fit.
+    Arrays are as wide as the longest row (rounded up to 8), and at least `width`. `truncation`:
+    "longest_first" removes tokens from the end of the longer text, one at a time (from the second
+    if both are equal; google-research/bert run_classifier.py); "only_first" and "only_second"
+    shorten one text; "never" raises an error. A note reports the number of truncated rows, with
+    `remedy`. Raises UsageError for a length that cannot hold a token of each text, and for a row
+    with texts that cannot be made to fit.
     """
     sides = len(rows[0].texts)
     separators = tokenizer.pair_separators
@@ -181,7 +181,7 @@ def encode_texts(
         if keep is None:
             raise UsageError(
                 f"{row.location}: {' + '.join(str(len(ids)) for ids in texts)} tokens do not fit "
-                f"in {room} with `truncation` {truncation}; use a longer `length` or another one"
+                f"in {room} with `truncation` {truncation}; increase `length` or change the latter"
             )
         cut += sum(keep) < sum(len(ids) for ids in texts)
         kept.append(keep)
@@ -200,7 +200,7 @@ def encode_texts(
 
 
 def _kept(sizes: list[int], room: int, truncation: str) -> list[int] | None:
-    """Returns how many tokens stay of each text; None if they cannot be made to fit."""
+    """Returns how many tokens of each text are kept; None if the texts cannot be made to fit."""
     excess = sum(sizes) - room
     if excess <= 0:
         return sizes
@@ -210,7 +210,7 @@ def _kept(sizes: list[int], room: int, truncation: str) -> list[int] | None:
         return [room]
     if truncation == "longest_first":
         a, b = sizes
-        # Half of the room for each, and what the other one leaves; an odd token is the first's.
+        # Each text gets half, plus what the other leaves; the first text gets an odd token.
         first = max(room - b, min(a, (room + 1) // 2))
         return [first, room - first]
     cut = 0 if truncation == "only_first" else 1
@@ -244,10 +244,10 @@ class RowArrays:
 
 @dataclass(frozen=True)
 class WordRows:
-    """Rows of sentences; a long sentence has several.
+    """Rows of sentences; a long sentence has several rows.
 
-    `sentences` int32 `[N]` is the sentence of each row; `words` int32 `[N, L]` the word that a
-    token begins, or `NO_WORD`.
+    `sentences` int32 `[N]` is the sentence of each row; `words` int32 `[N, L]` is the word that
+    begins at each token, or `NO_WORD`.
     """
 
     features: Features
@@ -264,10 +264,10 @@ def encode_words(
 ) -> WordRows:
     """Encodes each word of the sentences separately; the first token of a word has its label.
 
-    No word is lost: a sentence with more than `length` - 2 tokens becomes several rows, cut between
-    words; a single word with more tokens is cut off. A word without tokens becomes the unknown
-    token. A word is encoded with the space before it if ids depend on the space. `labels` numbers
-    the tags, None leaves them out; another tag is a UsageError that names the sentence.
+    No word is dropped: a sentence with more than `length` - 2 tokens becomes several rows, split
+    between words; a single word with more tokens is truncated. A word without tokens becomes the
+    unknown token. A word is encoded with the space before it if ids depend on the space. `labels`
+    numbers the tags; None omits them. Raises UsageError for another tag, with the sentence's name.
     """
     distinct = sorted({word for sentence in sentences for word in sentence.words})
     room = length - 2

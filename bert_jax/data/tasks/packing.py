@@ -1,13 +1,12 @@
-"""Several examples in one row, so that a step of fine-tuning computes hardly any padding.
+"""Packs several examples into one row, so that fine-tuning computes little padding.
 
 The rows of a random batch have many lengths, and the longest row sets the cost of all: two thirds
-of the tokens of SST-2's batches are padding. Here several examples share a row. Losses and
-gradients stay the same, since a token attends to its own sequence only (`sequence_ids`), and
+of the tokens in SST-2's batches are padding. Here several examples share a row. Losses and
+gradients stay the same, since a token only attends to its own sequence (`sequence_ids`), and
 positions and token types restart with each example (Krell et al. 2021, "Efficient Sequence Packing
 without Cross-contamination").
 
-Dims: B examples of a batch, R rows they are packed into, L row length, P slots for examples in a
-row.
+Dims: B examples of a batch, R packed rows, L row length, P slots for examples in a row.
 """
 
 import numpy as np
@@ -17,12 +16,12 @@ from bert_jax.data.pretraining.batch import INPUTS, Field
 from bert_jax.data.pretraining.packing import place
 from bert_jax.data.tasks.encode_rows import Features, arrays_of
 
-# The most shapes of a batch. Each shape is compiled once.
+# The most shapes of a batch; each shape is compiled once.
 _SHAPES = 8
 
 
 def fields_of_pairs(texts: int) -> dict[str, Field]:
-    """Returns the arrays that examples of so many texts have beside those of every encoder."""
+    """Returns the arrays of examples with `texts` texts, in addition to every encoder's arrays."""
     each = dict.fromkeys(
         ("text_positions", "text_ids", "text_ids_high"), Field(f"{texts}P", np.int32)
     )
@@ -33,8 +32,8 @@ def fields_of_pairs(texts: int) -> dict[str, Field]:
 class PackedBatches:
     """Batches of `size` examples of `features`, packed; R is a multiple of `multiple`.
 
-    `size` is one as well. `features` has a label for each row or for each token. All batches have
-    the L of the longest example and the same P; R has steps of an eighth of `size`.
+    `size` is also a multiple of it. `features` has a label for each row or for each token. All
+    batches have the L of the longest example and the same P; R has steps of an eighth of `size`.
     """
 
     def __init__(self, features: Features, *, size: int, multiple: int = 1):
@@ -42,7 +41,7 @@ class PackedBatches:
         lengths, full = features.lengths, features.input_ids.shape[1]
         self._features, self._size = features, size
         self.length = min(full, -(-int(lengths.max()) // 8) * 8)
-        # Twice what fits on average: short ones come together in the last rows.
+        # Twice the average that fits: short examples gather in the last rows.
         average = max(1, int(self.length // lengths.mean()))
         self.slots = min(2 * average, self.length // int(lengths.min()), size)
         step = -(-size // _SHAPES)
@@ -57,11 +56,11 @@ class PackedBatches:
             self._fields["text_positions"] = Field("P", np.int32)
 
     def __call__(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the batch of the given examples: the `[R, L]` arrays of every batch, and what is
-        learned.
+        """Returns the batch of the given examples: the `[R, L]` arrays of every batch, and the
+        labels.
 
-        Of texts `text_positions`, `labels` and `weights` `[R, P]`, where a slot without a text has
-        weight 0; of tokens `labels` and `weights` `[R, L]`.
+        For labels of texts: `text_positions`, `labels` and `weights` `[R, P]`, with weight 0 in
+        empty slots; for labels of tokens: `labels` and `weights` `[R, L]`.
         """
         order, counts = first_fit(
             self._features.lengths[rows], length=self.length, slots=self.slots
@@ -89,11 +88,11 @@ class PackedBatches:
 
 
 def first_fit(lengths: np.ndarray, *, length: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns B examples in the order of their rows, int64 `[B]`, and how many each row has.
+    """Returns B examples in the order of their rows, int64 `[B]`, and the number in each row.
 
-    The longest first, each into the first row that has room for it: at most 11/9 of the fewest
-    rows and 6/9 of one (Dosa 2007), if the limit of `slots` examples per row does not bind.
-    `lengths` are at most `length`. (`best_fit` of pre-training is for millions of examples.)
+    First-fit decreasing: the longest example first, each into the first row with enough space, at
+    most 11/9 of the minimum plus 6/9 of a row (Dosa 2007), unless the limit of `slots` examples per
+    row binds. `lengths` are at most `length`. (Pre-training's `best_fit` scales to millions.)
     """
     rows: list[list[int]] = []
     rooms: list[int] = []

@@ -63,7 +63,7 @@ def read_retrieval_set(folder: Path) -> RetrievalSet:
     for where, (query, document, score) in _table(judged, _JUDGMENT):
         query, document = _text(where, "query-id", query), _text(where, "corpus-id", document)
         if query not in queries:
-            raise UsageError(f"{where}: there is no query {brief(query)} in the set")
+            raise UsageError(f"{where}: no query {brief(query)} in the set")
         grade = _grade(where, score)
         if grades.setdefault(query, {}).setdefault(document, grade) != grade:
             raise UsageError(f"{where}: {brief(document)} has two grades; remove one of the lines")

@@ -16,22 +16,22 @@ from bert_jax.progress import note
 
 @dataclass(frozen=True)
 class Question:
-    """A question, its paragraph, and every answer that people gave; none if it has no answer."""
+    """A question, its paragraph, and every annotated answer; none if it is unanswerable."""
 
     location: str
     id: str
     question: str
     context: str
-    # The texts of the answers, and the character of the context at which each begins.
+    # The texts of the answers, and the index of the first character of each in the context.
     answers: tuple[str, ...]
     starts: tuple[int, ...]
 
 
-# The form of a file, for questions that come in another one.
+# The expected format, for error messages.
 _FORM = (
     """SQuAD's JSON is {"data": [{"paragraphs": [{"context": TEXT, "qas": [{"id": NAME, """
     """"question": TEXT, "answers": [{"text": TEXT, "answer_start": NUMBER}]}]}]}]}; to predict """
-    """leave out the answers"""
+    """omit the answers"""
 )
 
 
@@ -41,12 +41,12 @@ def read_questions(
     labelled: bool = True,
     reading: SourceOptions | None = None,
 ) -> list[Question]:
-    """Returns every question of a SQuAD JSON file, packed or not, here or at an address, or of
-    `tfds:squad/...`, where `reading.splits` is the split.
+    """Returns every question of a SQuAD JSON file, compressed or not, local or at an address, or of
+    `tfds:squad/...` with the split `reading.splits`.
 
     Without `labelled`, answers in a JSON file are not read. An answer that is not at its
-    `answer_start` is an error, or, with `reading.skips_records`, left out and counted, with its
-    question if that has no other answer.
+    `answer_start` is an error or, with `reading.skips_records`, skipped and counted; a question
+    without other answers is also skipped.
 
     Raises UsageError that names the file, the question and the field if a field is missing, an id
     occurs twice, or answers are not at their `answer_start`.
@@ -60,7 +60,7 @@ def read_questions(
     seen: set[str] = set()
     for question in found:
         if question.id in seen:
-            raise UsageError(f"{question.location}: the id comes twice; ids name the predictions")
+            raise UsageError(f"{question.location}: the id occurs twice; ids name the predictions")
         seen.add(question.id)
     found = _aligned(found, str(source), skip_bad=reading.skips_records)
     if not found:
@@ -69,7 +69,7 @@ def read_questions(
 
 
 def _aligned(questions: list[Question], source: str, *, skip_bad: bool) -> list[Question]:
-    """Returns the questions without the answers that are not at their places."""
+    """Returns the questions without misaligned answers."""
     kept: list[Question] = []
     bad: list[str] = []
     for question in questions:
@@ -87,15 +87,15 @@ def _aligned(questions: list[Question], source: str, *, skip_bad: bool) -> list[
             texts, starts = tuple(text for text, _ in spans), tuple(start for _, start in spans)
             kept.append(replace(question, answers=texts, starts=starts))
     if bad and not skip_bad:
-        more = f", and {len(bad) - 1:,} more like it" if len(bad) > 1 else ""
+        more = f", and {len(bad) - 1:,} similar errors" if len(bad) > 1 else ""
         raise UsageError(
-            f"{bad[0]}{more}: correct answer_start (it counts characters from 0), or leave such "
-            "answers out with `skip_bad`"
+            f"{bad[0]}{more}: correct answer_start (it counts characters from 0), or skip such "
+            "answers with `on_bad_record` skip"
         )
     if bad:
         note(
-            f"{source}: {len(bad):,} answers that are not at their answer_start are left out, and "
-            f"{len(questions) - len(kept):,} questions that have no other; the first: {bad[0]}"
+            f"{source}: skipped {len(bad):,} answers that are not at their answer_start, and "
+            f"{len(questions) - len(kept):,} questions without other answers; the first: {bad[0]}"
         )
     return kept
 
@@ -124,9 +124,9 @@ def _from_json(path: Path | str, reading: SourceOptions, *, labelled: bool) -> I
 
 
 def _answers(entry: dict[str, Any], location: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns texts and starts; empty for SQuAD 2.0's `is_impossible`, and where there are none.
+    """Returns texts and starts; empty for SQuAD 2.0's `is_impossible` and for missing answers.
 
-    An answer without text marks no span and is left out.
+    An answer without text marks no span and is skipped.
     """
     if entry.get("is_impossible"):
         return (), ()

@@ -1,6 +1,6 @@
 """Labelled texts: columns of the rows that data/sources/rows.py reads.
 
-A row knows the file and the line it came from: what is wrong with it later is reported by name.
+A row stores its file and line, so that later errors can name them.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note
 
 _PLAIN = ".txt"
-# A row with one of these for a label has none: SNLI marks so what its judges did not agree on.
+# Labels that mean "no label": SNLI marks examples without agreement of the annotators like this.
 _UNLABELLED = ("", "-")
 _REMEDY = (
     "name one of these; if the first line is not a header, name the columns with `columns` a,b,c; "
@@ -43,21 +43,21 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class TextRow:
-    """One or two texts with their label, as they are written, and where they are."""
+    """One or two texts with their label, as in the file, and their location."""
 
     location: str
     texts: tuple[str, ...]
-    # None where the file has no label: text to predict.
+    # None if the file has no label: text to predict.
     label: str | None
-    # What the file calls the row: the number of the row from 0, unless it has an id column.
+    # The id column, or the number of the row from 0.
     id: str
 
 
 def text_row(given: Any, *, number: int, columns: Sequence[str] = ()) -> TextRow:
     """Returns a row that was written in Python: a text, a pair of texts, or a dict of `columns`.
 
-    Raises UsageError that names the row if it is none of these, or has not as many texts as there
-    are columns.
+    Raises UsageError that names the row if it is none of these, or if its number of texts differs
+    from the number of columns.
     """
     texts = (given,) if isinstance(given, str) else given
     if isinstance(given, Mapping):
@@ -80,12 +80,12 @@ def read_rows(
     reading: SourceOptions | None = None,
 ) -> list[TextRow]:
     """Returns the rows of a source: a file, folder or glob of `.tsv`, `.csv`, `.jsonl`, `.parquet`
-    or `.arrow`, packed or not, here or at an address, `tfds:NAME[:SPLIT]`, or standard input (`-`).
+    or `.arrow`, compressed or not, local or at an address; `tfds:NAME[:SPLIT]`, or `-` for stdin.
 
-    `header` names the columns of a table whose first line does not. `label_column` None reads no
-    label, and also plain text, with a text (or a pair and a tab) in each line. A row whose label is
-    null, empty or "-" is left out, with a note. With
-    `reading.skips_records`, rows that cannot be read are left out, with a note. Raises UsageError
+    `header` names the columns of a table without a header line. With `label_column` None no label
+    is read, and plain text is also accepted, with one text (or a pair separated by a tab) per line.
+    A row with a label that is null, empty or "-" is skipped, with a note. With
+    `reading.skips_records`, rows that cannot be read are skipped, with a note. Raises UsageError
     that names file, row and column.
     """
     source, reading = str(source), reading or SourceOptions()
@@ -119,12 +119,12 @@ def read_rows(
         raise UsageError(f"{source} has no rows{none}")
     if unlabelled:
         note(
-            f"{source}: {len(unlabelled):,} rows without a label (empty or '-') are left out, the "
+            f"{source}: skipped {len(unlabelled):,} rows without a label (empty or '-'); the "
             f"first: {unlabelled[0].location}"
         )
     for name, count in findings.records.items():
         note(
-            f"{name}: {count:,} rows cannot be read and are left out, the first: "
+            f"{name}: skipped {count:,} rows that cannot be read; the first: "
             f"{findings.first_bad[name]}"
         )
     return found
@@ -133,8 +133,8 @@ def read_rows(
 def _rows(
     source: str, columns: Columns, reading: SourceOptions, findings: Findings, *, is_plain: bool
 ) -> Iterator[tuple[Row, int | None]]:
-    """Yields the rows of all files of a source; of plain text, which is read where `is_plain`, with
-    the numbers of their lines from 0.
+    """Yields the rows of all files of a source. With `is_plain`, plain text is also read, and its
+    rows have their line numbers from 0.
     """
     if source.startswith("tfds:"):
         records = Records(source, reading, findings)
@@ -173,8 +173,8 @@ def _of_file(
 
 
 def _kind_of_stdin(stream: SourceStream, columns: Columns) -> str:
-    """Returns the ending that a file with the text of standard input would have: JSON lines begin
-    with a brace, and a table with the names of all columns, unless `columns` has them.
+    """Returns the file suffix that matches the text of standard input: JSON lines begin with a
+    brace, and a table with the names of all columns, unless `columns` names them.
     """
     reading, text = stream.reading, stream.peek(1).decode(errors="replace").lstrip("\ufeff")
     if text.lstrip().startswith("{"):
@@ -187,17 +187,17 @@ def _kind_of_stdin(stream: SourceStream, columns: Columns) -> str:
 
 
 def _with_text(source: str, found: list[TextRow], *, is_predicted: bool) -> list[TextRow]:
-    """Returns the rows that have text, or all if they are predicted. Notes rows without text."""
+    """Returns the rows with text, or all rows to predict. Prints a note about rows without text."""
     empty = [row for row in found if not any(text.strip() for text in row.texts)]
     if not empty:
         return found
-    what = "their predictions mean nothing" if is_predicted else "they are left out"
+    what = "ignore their predictions" if is_predicted else "they are skipped"
     note(f"{source}: {len(empty):,} rows have no text, the first: {empty[0].location}; {what}")
     return found if is_predicted else [row for row in found if any(map(str.strip, row.texts))]
 
 
 def _text(location: str, column: str, value: Any) -> str:
-    """Returns a cell as text; numbers and truth values as JSON writes them."""
+    """Returns a cell as text; numbers and Booleans as in JSON."""
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return json.dumps(value)
     if not isinstance(value, str):

@@ -1,7 +1,7 @@
 """Tag schemes: how the prefixes of tags (B-, I-, ...) mark the words of an entity.
 
-The scheme of a file is detected, not declared: schemes that give one tag several meanings exclude
-each other.
+The scheme of a file is detected, not declared. Schemes that give one tag different meanings
+exclude each other.
 """
 
 import re
@@ -17,7 +17,7 @@ class Scheme:
     """A tag scheme.
 
     `broken` matches the first error in a sentence that is written as symbols: the letter B, I, E, S
-    or O for each word, in lower case where the previous tag has the same kind, and a final O.
+    or O for each word, in lower case if the previous tag has the same entity type, and a final O.
     """
 
     # The prefixes in the file, in the order B, I, E, S.
@@ -45,7 +45,7 @@ SCHEMES = {
     "IOBES": _of_first_and_last("BIES"),
     "BILOU": _of_first_and_last("BILU"),
     "BMES": _of_first_and_last("BMES"),
-    # Successive words with one tag are one entity.
+    # Consecutive words with the same tag are one entity.
     PLAIN: Scheme("", "(?!)", "I", "IOB1", "tags have no prefix"),
 }
 
@@ -53,7 +53,7 @@ SCHEMES = {
 def find_scheme(sentences: Sequence[Sentence]) -> str:
     """Returns the name of the first scheme that all sentences fit.
 
-    Raises UsageError that names the line at which no scheme is left.
+    Raises UsageError that names the line at which no scheme fits.
     """
     kinds: dict[bool, tuple[str, str]] = {}
     for sentence in sentences:
@@ -72,13 +72,13 @@ def find_scheme(sentences: Sequence[Sentence]) -> str:
     for name, error in errors.items():
         if error is None:
             return name
-    # The scheme of most of the file.
+    # The scheme that fits the longest beginning of the file.
     name = max(names, key=lambda each: errors[each] or (0, 0))
     raise _broken(sentences, name, errors[name] or (0, 0), "which all tags before it fit")
 
 
 def require_scheme(sentences: Sequence[Sentence], name: str) -> None:
-    """Raises UsageError, which names the line, where a sentence does not fit the scheme `name`."""
+    """Raises UsageError that names the line if a sentence does not fit the scheme `name`."""
     if (error := _first_error(sentences, name)) is not None:
         raise _broken(sentences, name, error, "the scheme of the training file")
 
@@ -106,7 +106,7 @@ def _first_error(sentences: Sequence[Sentence], name: str) -> tuple[int, int] | 
 
 
 def canonical(tags: Sequence[str], name: str) -> list[str]:
-    """Returns the tags of a scheme with the prefixes B-, I-, E-, S-; ?- for those of another."""
+    """Returns the tags with the prefixes B-, I-, E-, S-; ?- for prefixes of another scheme."""
     found = []
     for tag in tags:
         if tag == OUTSIDE:
@@ -131,7 +131,7 @@ def _symbols(tags: Sequence[str], name: str) -> str:
 
 
 def entity_kinds(tags: Sequence[str], name: str) -> list[str]:
-    """Returns the kind of each entity of a sentence, in order."""
+    """Returns the type of each entity of a sentence, in order."""
     starts = SCHEMES[name].starts
     symbols = _symbols(tags, name)
     return [tag[2:] for tag, s in zip(canonical(tags, name), symbols, strict=True) if s in starts]

@@ -1,8 +1,7 @@
-"""Paragraphs longer than the model: overlapping windows, and the place of an answer in them.
+"""Splits paragraphs longer than the model into overlapping windows, and locates answers in them.
 
-As google-research/bert run_squad.py, except that the offsets of tokens in the text come from the
-tokenizer itself.
-
+As google-research/bert run_squad.py, except that the tokenizer reports the offsets of tokens in the
+text.
 Dims: N windows, L sequence length.
 """
 
@@ -19,12 +18,12 @@ from bert_jax.errors import UsageError
 
 @dataclass(frozen=True)
 class Windows:
-    """Rows `[CLS] question [SEP] window [SEP]`, and the places of their tokens in the paragraph.
+    """Rows `[CLS] question [SEP] window [SEP]`, and the positions of their tokens in the paragraph.
 
     `questions` int32 `[N]` is the question of each row. `characters` int32 `[N, L, 2]` has the
     first and last + 1 character of each token of the paragraph; -1 elsewhere. `is_best` bool
-    `[N, L]`: of all windows with the token, this one has most of its surroundings. `answered` bool
-    `[questions]`: a window holds the first answer whole.
+    `[N, L]`: of all windows with the token, this one has the most context. `answered` bool
+    `[questions]`: a window contains the whole first answer.
     """
 
     features: Features
@@ -43,11 +42,11 @@ def encode_questions(
     max_question: int,
     labelled: bool,
 ) -> Windows:
-    """Encodes all windows of all questions; with `labelled`, where the first answer is in each.
+    """Encodes all windows of all questions; with `labelled`, the position of the first answer.
 
-    A window begins every `stride` tokens of the paragraph and takes what has room. The label is the
-    answer's first and last token where the window holds both, else [CLS] (0, 0): no answer here.
-    Raises UsageError that names the question if its own tokens leave no room for a paragraph.
+    A window begins every `stride` tokens of the paragraph and takes as many tokens as fit. The
+    label is the first and last token of the answer if the window contains both, else [CLS] (0, 0).
+    Raises UsageError that names the question if its tokens leave no space for a paragraph.
     """
     separators = tokenizer.pair_separators
     asked = tokenizer.encode_sentences([question.question for question in questions])
@@ -69,7 +68,7 @@ def encode_questions(
         room = length - len(asked[number]) - 2 - separators
         if room < 1:
             raise UsageError(
-                f"{question.location}: {len(asked[number])} tokens of the question leave no room "
+                f"{question.location}: {len(asked[number])} tokens of the question leave no space "
                 f"in {length}; use a longer `length` or a smaller `max_question_length`"
             )
         total = len(contexts[question.context][0])
@@ -105,8 +104,8 @@ def encode_questions(
 def window_spans(total: int, *, room: int, stride: int) -> list[tuple[int, int]]:
     """Returns (first token, number of tokens) of each window of a paragraph of `total` tokens.
 
-    Each token is in one of them, whatever the stride: a window begins at most where the one before
-    it ends.
+    Each token is in at least one window for any stride: a window begins no later than the previous
+    one ends.
     """
     spans, start = [], 0
     while True:
@@ -120,7 +119,7 @@ def window_spans(total: int, *, room: int, stride: int) -> list[tuple[int, int]]
 def answer_tokens(offsets: Sequence[tuple[int, int]], start: int, stop: int) -> tuple[int, int]:
     """Returns first and last token that share a character with `[start, stop)`.
 
-    (0, -1) if there is none: the tokenizer dropped those characters.
+    (0, -1) if there is none, because the tokenizer dropped these characters.
     """
     touched = [i for i, (a, b) in enumerate(offsets) if a < stop and b > start]
     return (touched[0], touched[-1]) if touched else (0, -1)
@@ -128,10 +127,10 @@ def answer_tokens(offsets: Sequence[tuple[int, int]], start: int, stop: int) -> 
 
 def _is_best(spans: list[tuple[int, int]], own: tuple[int, int]) -> np.ndarray:
     """Returns for each token of the window `own` whether no other window has more context around
-    it, or as much earlier.
+    it, and no earlier window has equal context.
 
-    The score is that of run_squad.py: the smaller of the tokens before and after it, plus a
-    hundredth of the window's length.
+    The score is that of run_squad.py: the smaller of the numbers of tokens before and after it,
+    plus a hundredth of the window's length.
     """
     places = np.arange(own[0], own[0] + own[1])
 

@@ -1,1 +1,1 @@
-"""Sub-words: trained, read and saved."""
+"""Tokenizers: training, loading and saving."""

@@ -1,8 +1,8 @@
-"""Byte-level BPE as GPT-2 and RoBERTa have it: the backend around `vocab.json` and `merges.txt`,
-and a vocabulary from text.
+"""Byte-level BPE in the format of GPT-2 and RoBERTa: builds the backend from `vocab.json` and
+`merges.txt`, and trains vocabularies.
 
-Text is cut by GPT-2's rule, each byte becomes a printable character ("Ġ" is a space, which belongs
-to the word after it), and pairs are merged. No text is unknown (Radford et al. 2019, section 2.2).
+Text is split by GPT-2's rule, each byte maps to a printable character ("Ġ" is a space, which
+belongs to the word after it), and pairs are merged. No text is unknown (Radford et al. 2019, 2.2).
 """
 
 import json
@@ -14,13 +14,13 @@ from bert_jax.data.tokenizer import special_tokens, tokenizer_files
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note_once
 
-# RoBERTa's special tokens: the first four are ids 0 to 3, and the mask is the last id (fairseq's
-# Dictionary, and `mask` added to it by tasks/masked_lm.py).
+# RoBERTa's special tokens: the first four have the ids 0 to 3, and the mask has the last id
+# (fairseq's Dictionary; tasks/masked_lm.py adds the mask).
 _FIRST = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>"}
 _SPECIALS = _FIRST | {"mask": "<mask>"}
 _MIN_FREQUENCY = 2
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
-# White space, as the alphabet writes it: bytes that are not printable follow code point 255.
+# White space in the byte alphabet: the bytes that are not printable map to code points from 256 on.
 WHITE_SPACE = tuple(chr(256 + ord(character)) for character in "\t\n\v\f\r ")
 
 
@@ -35,7 +35,7 @@ def build(
 ) -> Any:
     """Returns the `tokenizers.Tokenizer` that encodes as `RobertaTokenizerFast` does.
 
-    The mask takes the space before it, as RoBERTa's does, unless `is_mask_lstrip` is false.
+    The mask token absorbs the space before it, as in RoBERTa, unless `is_mask_lstrip` is false.
     """
     from tokenizers import AddedToken, models
 
@@ -48,11 +48,11 @@ def build(
 
 
 def train(lines: list[str], *, vocab_size: int) -> Any:
-    """Returns the backend of a vocabulary with at most `vocab_size` tokens, fewer if no pair is
-    left that occurs twice.
+    """Returns the backend of a vocabulary with at most `vocab_size` tokens, fewer if no remaining
+    pair occurs twice.
 
-    It is a function of the lines' contents alone: counts decide, and of equal counts the ids.
-    Raises `UsageError` if the bytes and the special tokens alone need more.
+    The result depends only on the content of `lines`: pairs are ranked by count, then by id.
+    Raises `UsageError` if `vocab_size` is too small for the bytes and the special tokens.
     """
     from tokenizers import models, pre_tokenizers, trainers
 
@@ -60,7 +60,7 @@ def train(lines: list[str], *, vocab_size: int) -> Any:
     if vocab_size < least:
         raise UsageError(
             f"vocabulary size {vocab_size} is too small for byte-level BPE: the 256 bytes and the "
-            f"special tokens alone need {least}"
+            f"special tokens need at least {least}"
         )
     trained = _backend(models.BPE(), add_prefix_space=False)
     trained.train_from_iterator(
@@ -80,18 +80,18 @@ def train(lines: list[str], *, vocab_size: int) -> Any:
 
 
 def is_file_of(path: Path) -> bool:
-    """Returns whether a file is one of the two that GPT-2 and RoBERTa were published as."""
+    """Returns whether a file is `vocab.json` or `merges.txt`, the format of GPT-2 and RoBERTa."""
     return path.name in (VOCABULARY, MERGES)
 
 
 def load(directory: Path, config: dict[str, Any]) -> Any:
-    """Returns the backend of `vocab.json` and `merges.txt`; `config` is the tokenizer_config.json
-    beside them.
+    """Returns the backend of `vocab.json` and `merges.txt`. `config` is the content of
+    tokenizer_config.json in the same directory.
     """
     path = directory / VOCABULARY
     vocab = tokenizer_files.parse_json(path)
     if not isinstance(vocab, dict) or not vocab:
-        raise UsageError(f"{path} is no table of tokens and ids")
+        raise UsageError(f"{path} must be a JSON object that maps tokens to ids")
     for token, id_ in vocab.items():
         if not isinstance(id_, int) or isinstance(id_, bool) or id_ < 0:
             raise UsageError(f"{path}: {brief(token)} has the id {brief(id_)}; ids count from 0")
@@ -106,12 +106,12 @@ def load(directory: Path, config: dict[str, Any]) -> Any:
     )
     lacking = 256 - sum(character in vocab for character in _alphabet())
     if lacking:
-        note_once(f"{path} has no token for {lacking} of the 256 bytes, which text then loses")
+        note_once(f"{path} has no token for {lacking} of the 256 bytes; encoding drops these bytes")
     return backend
 
 
 def save(directory: Path, backend: Any) -> None:
-    """Writes `vocab.json`, in the order of the ids, and `merges.txt`, beside tokenizer.json."""
+    """Writes `vocab.json`, sorted by id, and `merges.txt` to the directory of tokenizer.json."""
     vocab = backend.get_vocab(with_added_tokens=True)
     in_order = dict(sorted(vocab.items(), key=lambda item: item[1]))
     text = json.dumps(in_order, ensure_ascii=False, separators=(",", ":"))
@@ -122,16 +122,16 @@ def save(directory: Path, backend: Any) -> None:
 
 
 def is_byte_level(backend: Any) -> bool:
-    """Returns whether a backend cuts text by bytes, and so a space belongs to the word after it."""
+    """Returns whether a backend splits text into bytes: a space then belongs to the next word."""
     return '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["pre_tokenizer"])
 
 
 def with_special_tokens(backend: Any, names: dict[str, str], *, source: str) -> dict[str, str]:
-    """Gives a backend that has no special tokens, as GPT-2's, those of RoBERTa. They become its
-    last ids, with a note. `names` has the roles that have a token; returns all that are known.
+    """Adds RoBERTa's special tokens to a backend without any, such as GPT-2's, as its last ids, and
+    prints a note. `names` maps roles to known tokens; returns the mapping for all known roles.
 
-    Where the unknown token alone lacks, as in Llama's vocabulary and so in EuroBERT's, padding is
-    it: no byte is unknown, and a model of such a vocabulary has no row for one more.
+    If only the unknown token is missing, as in the vocabularies of Llama and EuroBERT, the padding
+    token takes its role: every byte has a token, and the model has no embedding for another id.
     """
     from tokenizers import AddedToken
 
@@ -155,7 +155,7 @@ def with_special_tokens(backend: Any, names: dict[str, str], *, source: str) -> 
 
 
 def pair_as_roberta(backend: Any) -> None:
-    """Puts two separators between the texts of a pair, if the vocabulary has RoBERTa's."""
+    """Puts two separators between the texts of a pair if the vocabulary has RoBERTa's tokens."""
     from tokenizers import processors
 
     cls, sep = ((_FIRST[role], backend.token_to_id(_FIRST[role])) for role in ("cls", "sep"))
@@ -180,7 +180,7 @@ def _alphabet() -> list[str]:
 
 
 def _is_lstrip(mask: Any) -> bool:
-    """Returns whether the mask takes the space before it: RoBERTa's does unless its file denies."""
+    """Returns whether the mask absorbs the space before it: true unless the file denies it."""
     return mask.get("lstrip") is not False if isinstance(mask, dict) else True
 
 
@@ -192,6 +192,6 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
             continue
         pair = line.split(" ")
         if len(pair) != 2 or not all(pair):
-            raise UsageError(f"{path}: line {number} is {brief(line)}; write two tokens, a pair")
+            raise UsageError(f"{path}: line {number} is {brief(line)}; write a pair of two tokens")
         merges.append((pair[0], pair[1]))
     return merges

@@ -1,24 +1,24 @@
-"""Decides whether a bare vocabulary lower-cases text: its entries can only hint.
+"""Infers from the entries of a bare vocabulary whether it lower-cases text.
 
-A cased vocabulary has a capital beside nearly every small letter, and many words with one: of the
-entries with letters of either case 31 % in `bert-base-cased`, none in `bert-base-uncased`. A few
-entries that somebody has renamed prove nothing.
+A cased vocabulary has a capital for nearly every small letter, and many words with a capital: 31 %
+of the entries with cased letters in `bert-base-cased`, none in `bert-base-uncased`. A few renamed
+entries are not evidence.
 """
 
 from collections.abc import Container, Sequence
 
 from bert_jax.errors import UsageError
 
-# Shares of the entries that have a letter of either case: below the first a vocabulary
-# lower-cases, from the second on it keeps case.
+# Shares of the entries with cased letters that contain a capital: below the first share a
+# vocabulary lower-cases text, from the second on it keeps case.
 _FEW, _MANY = 0.01, 0.05
 
 
 def decide(tokens: Sequence[str], special: Container[str], source: str) -> tuple[bool, str]:
-    """Returns whether the text of a vocabulary is lower-cased, and what speaks for it, unless
-    nothing speaks against it.
+    """Returns whether a vocabulary lower-cases text, and the evidence if some entries point the
+    other way, else "".
 
-    Entries in brackets do not count. Raises UsageError where the others can be read either way.
+    Entries in brackets are ignored. Raises UsageError if the other entries are ambiguous.
     """
     words = [
         token
@@ -39,7 +39,7 @@ def decide(tokens: Sequence[str], special: Container[str], source: str) -> tuple
     if share < _FEW and 2 * capitals < small:
         return True, f"only {of_all}"
     raise UsageError(
-        f"{source} does not say whether it lower-cases text, and {of_all}: too few for a cased "
-        "vocabulary, too many for chance. Say it: `lowercase`, or do_lower_case in a "
-        "tokenizer_config.json beside it"
+        f"{source} does not define whether to lower-case text, and {of_all}: too few for a cased "
+        "vocabulary, too many for an uncased one. Set `lowercase`, or do_lower_case in a "
+        "tokenizer_config.json in the same directory"
     )

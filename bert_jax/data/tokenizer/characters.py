@@ -21,7 +21,7 @@ from bert_jax.progress import note_once
 def build(vocab: dict[str, int], *, lowercase: bool = False) -> Any:
     """Returns the `tokenizers.Tokenizer` with one token per character.
 
-    A run of white space is one space where `vocab` has a space, and is dropped elsewhere.
+    White space is collapsed to one space if `vocab` contains a space, and dropped otherwise.
     """
     from tokenizers import Regex, decoders, models, normalizers
     from tokenizers import Tokenizer as Backend
@@ -35,9 +35,8 @@ def build(vocab: dict[str, int], *, lowercase: bool = False) -> Any:
 
 
 def train(lines: list[str], *, vocab_size: int, lowercase: bool) -> Any:
-    """Returns the backend with the special tokens and the characters of `lines`, the most frequent
-    first, at most `vocab_size` in all. Of equally frequent characters the lower code point is
-    first.
+    """Returns the backend with the special tokens and the most frequent characters of `lines`, at
+    most `vocab_size` tokens in all. Ties are broken by code point, the lower one first.
     """
     normalizer = build({SPECIALS[1]: 0, " ": 1}, lowercase=lowercase).normalizer
     counts = count_characters([unicodedata.normalize("NFC", line) for line in lines], normalizer)
@@ -47,8 +46,8 @@ def train(lines: list[str], *, vocab_size: int, lowercase: bool) -> Any:
 
 
 def is_esm(path: Path, config: dict[str, Any]) -> bool:
-    """Returns whether a vocab.txt is read by `EsmTokenizer`, as the tokenizer_config.json beside it
-    (`config`) or its config.json names it.
+    """Returns whether `EsmTokenizer` reads a vocab.txt, according to tokenizer_config.json
+    (`config`) or config.json in the same directory.
     """
     is_bare = path.suffix not in (".json", ".model")
     return is_bare and tokenizer_files.class_of(path, config)[0] == "Esm"
@@ -57,18 +56,18 @@ def is_esm(path: Path, config: dict[str, Any]) -> bool:
 def load_esm(
     path: Path, config: dict[str, Any], lowercase: bool | None
 ) -> tuple[Any, dict[str, str]]:
-    """Returns the backend of a vocab.txt of `EsmTokenizer`, and the special tokens by role; <eos>
-    separates texts. Raises UsageError for a repeated line and for `lowercase` True.
+    """Returns the backend of `EsmTokenizer`'s vocab.txt, and the special tokens by role; <eos>
+    separates texts. Raises UsageError for a repeated line or if `lowercase` is true.
     """
     if lowercase:
         raise UsageError(f"{path} keeps the case of text; it cannot be loaded with lowercase=True")
     tokens = tokenizer_files.read_text(path).strip().split("\n")
     ids = {token.strip(): number for number, token in enumerate(tokens)}
     if len(ids) < len(tokens):
-        raise UsageError(f"{path}: a token is on two lines; a token has one id")
+        raise UsageError(f"{path}: a token is on two lines; each token has one id")
     tokenizer_files.require_no_added_tokens(path, ids, config)
     if config.get("eos_token", "") is None:  # Nucleotide Transformer
-        note_once(f"{path} has no <eos> after a text; bert-jax puts one there, as BERT does [SEP]")
+        note_once(f"{path} has no <eos> after a text; bert-jax adds <eos>, as BERT adds [SEP]")
     sep = config.get("sep_token") or config.get("eos_token") or "<eos>"
     names = special_tokens.configured({**config, "sep_token": sep})
     names = special_tokens.find(ids, names, str(path), kind="characters")
@@ -79,7 +78,7 @@ def build_esm(ids: dict[str, int], names: dict[str, str]) -> Any:
     """Returns the backend that encodes as `transformers.EsmTokenizer` does.
 
     `ids` are the entries of its vocab.txt, and `names` the special tokens by role. Each entry is
-    one token wherever it stands, the longest first, and other text between two white spaces or
+    one token wherever it occurs, the longest match first. Other text between two white spaces or
     entries is one unknown token.
     """
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -94,7 +93,7 @@ def build_esm(ids: dict[str, int], names: dict[str, str]) -> Any:
 
 
 def is_by_character(backend: Any) -> bool:
-    """Returns whether a backend is one that `build` or `build_esm` returns."""
+    """Returns whether `build` or `build_esm` made a backend."""
     unknown = {SPECIALS[1]: 0}
     ours = [
         build_esm(unknown, {"unk": SPECIALS[1]}),
@@ -112,24 +111,24 @@ def _form(backend: Any) -> list[Any]:
 
 
 class CharacterTable:
-    """Encodes sentences as `encode` does, faster and in less memory where they are ASCII."""
+    """Encodes sentences as `encode` does; faster and with less memory for ASCII text."""
 
     def __init__(
         self, encode: Callable[[list[str]], list[list[int]]], tokens: Collection[str], unknown: int
     ) -> None:
-        """`encode` gives the ids of texts, `tokens` are found before text is cut, and `unknown` is
-        the id of the unknown token.
+        """`encode` returns the ids of texts, `tokens` are matched before the text is split, and
+        `unknown` is the id of the unknown token.
         """
         self._encode, self._tokens = encode, tokens
         self._ids = np.full(128, -1, np.int64)
         for code, ids in enumerate(encode([chr(code) for code in range(128)])):
-            # Runs of white space are one token or none: the table has single spaces alone.
+            # Runs of white space are one token or none: the table only contains single spaces.
             is_single = chr(code) == " " or not chr(code).isspace()
             if is_single and len(ids) == 1 and ids[0] != unknown:
                 self._ids[code] = ids[0]
 
     def encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of all sentences, one after the other, and how many each has: int64."""
+        """Returns the concatenated ids of all sentences, and the length of each: int64."""
         found = [self._look_up(sentence) for sentence in sentences]
         others = [s for s, ids in zip(sentences, found, strict=True) if ids is None]
         rest = iter(self._encode(others))
@@ -138,7 +137,7 @@ class CharacterTable:
         return np.concatenate([np.empty(0, np.int64), *whole]), lengths
 
     def _look_up(self, sentence: str) -> np.ndarray | None:
-        """Returns the ids of a sentence, None where they are not those of its characters."""
+        """Returns the ids of a sentence, None if the sentence needs the backend."""
         if not sentence.isascii() or "  " in sentence:
             return None
         ids = self._ids[np.frombuffer(sentence.encode(), np.uint8)]

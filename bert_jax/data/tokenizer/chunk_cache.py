@@ -1,8 +1,8 @@
-"""Ids of text by the chunks between spaces, each of which is encoded once: BERT's WordPiece only.
+"""Caches the ids of chunks of text between spaces. Valid only for BERT's WordPiece.
 
-BERT's normalizer looks at a character, or at a letter and its marks, and a space ends a word
-whatever is next to it. So the ids of a sentence are the ids of its chunks one after the other, and
-most chunks of a text were there before.
+BERT's normalizer considers one character, or a letter and its marks, and a space always ends a
+word. The ids of a sentence are therefore the concatenated ids of its chunks, and most chunks of a
+text occur repeatedly.
 """
 
 import re
@@ -12,34 +12,34 @@ from itertools import chain
 
 import numpy as np
 
-# Chunks that are remembered: some 30 MB. Then the table starts empty again.
+# The largest number of cached chunks (about 30 MB); a full cache is cleared.
 _MOST_CHUNKS = 200_000
-# In a script without spaces a chunk is a sentence, which does not come again.
+# In a script without spaces a chunk is a whole sentence, which rarely repeats.
 _LONGEST_CHUNK = 32  # characters, on average
-# A sentence ends with this chunk, and its ids with this id.
+# This chunk marks the end of a sentence, and this id the end of its ids.
 _END, _END_ID = "\n", -1
-# In printable ASCII a run of letters and digits is a word, and so is each other sign.
+# In printable ASCII each run of letters and digits is a word, and each other sign is a word.
 _WORDS = re.compile(r"[0-9A-Za-z]+|[^0-9A-Za-z]")
 
 
 class ChunkCache:
-    """Encodes sentences as `encode` does, and the faster the more of their words are known."""
+    """Encodes sentences as `encode` does, faster the more of their words are cached."""
 
     def __init__(
         self, encode: Callable[[list[str]], list[list[int]]], tokens: Iterable[str]
     ) -> None:
-        """`encode` gives the ids of texts, none of which depends on another. `tokens`, which have
-        no spaces, are found before text is cut into words.
+        """`encode` returns the ids of texts, each independent of the others. `tokens`, which
+        contain no spaces, are matched before the text is split into words.
         """
         self._encode = encode
         self._tokens = [token.lower() for token in tokens]
         self._known = _empty()
 
     def encode(self, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of all sentences, one after the other, and how many each has: int64."""
+        """Returns the concatenated ids of all sentences, and the length of each: int64."""
         text = f" {_END} ".join(sentences)
         chunks = [*text.split(" "), _END] if sentences else []
-        has_line_end = text.count(_END) >= max(len(sentences), 1)  # one is inside of a sentence
+        has_line_end = text.count(_END) >= max(len(sentences), 1)  # a sentence contains one
         if has_line_end or len(text) > _LONGEST_CHUNK * (len(chunks) - len(sentences)):
             return flat(self._encode(sentences))
         if len(self._known) > _MOST_CHUNKS:
@@ -52,7 +52,7 @@ class ChunkCache:
         return ids[~is_end].astype(np.int64), np.diff(ends, prepend=-1) - 1
 
     def _learn(self, chunks: set[str], known: dict[str, bytes]) -> None:
-        """Adds the ids of new chunks. A chunk with signs is encoded in parts, which come again."""
+        """Adds the ids of new chunks. A chunk with signs is encoded in parts, which repeat more."""
         signs = [*filter(_has_signs, chunks)]
         if self._has_token(" ".join(signs)):
             signs = [chunk for chunk in signs if not self._has_token(chunk)]
@@ -81,6 +81,6 @@ def _packed(ids: list[int]) -> bytes:
 
 
 def flat(ids: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids of all sentences, one after the other, and how many each has: int64."""
+    """Returns the concatenated ids of all sentences, and the length of each: int64."""
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     return np.fromiter(chain.from_iterable(ids), np.int64, int(lengths.sum())), lengths

@@ -1,4 +1,4 @@
-"""Names of the Hugging Face Hub that its cache on this machine has. Nothing is fetched."""
+"""Resolves names of the Hugging Face Hub in the local cache. Nothing is downloaded."""
 
 import re
 import shlex
@@ -8,13 +8,13 @@ from bert_jax.progress import note_once
 
 # OWNER/MODEL, or MODEL (huggingface_hub.utils.validate_repo_id).
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*[A-Za-z0-9_]")
-# The files of a model that are read; the rest is weights for other frameworks.
+# The files of a model that are read; other files are weights for other frameworks.
 _READ = ("*.json", "*.txt", "*.model", "*.safetensors")
 _OPTION = "--"  # an option of the command `hf`
 _HUB_DATA = "hf://datasets/"
-# A file of a data set in that cache: its name, the revision, and the file's name inside.
+# The path of a data set's file in the cache: name, revision, and the path in the data set.
 _CACHED_DATA = re.compile(r".*/datasets--([^/]+)/snapshots/([^/]+)(/.*)?")
-# Addresses of TensorFlow data sets, and the hub's names of these data sets.
+# Paths of TensorFlow data sets, and the names of these data sets on the hub.
 _DATA_SETS = {
     "tfds:glue/": "nyu-mll/glue",
     "tfds:squad/v1": "rajpurkar/squad",
@@ -36,24 +36,24 @@ def located(path: str | Path) -> Path:
         found = Path(snapshot_download(str(path), local_files_only=True))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError):
         return path
-    note_once(f"{path} is read from the cache of the hub, {found}")
+    note_once(f"{path} is read from the local Hugging Face cache: {found}")
     return found
 
 
 def advice(path: str | Path) -> str:
-    """Returns the fix in an error about a path that is not there; begins with "; "."""
-    # A plain word is more likely a typing error than a model; with a folder, it is a local path.
+    """Returns the fix for an error about a missing path; begins with "; "."""
+    # A plain word is more likely a typing error than a model. With a folder, it is a local path.
     is_path = "/" in str(path) and Path(path).parent.exists()
     if not _is_name(Path(path)) or is_path or not {"-", "/"} & {*str(path)}:
         return ""
     name = shlex.quote(str(path))
     patterns = " ".join(f"{_OPTION}include '{pattern}'" for pattern in _READ)
-    return f"; a name of the hub? hf download {name} {_OPTION}local-dir {name} {patterns}"
+    return f"; for a model of the hub: hf download {name} {_OPTION}local-dir {name} {patterns}"
 
 
 def pickle_advice(*paths: str | Path) -> str:
-    """Returns why files that torch unpickles are not read, and the command that converts them; ""
-    if the first of `paths`, the files of one model, is not such a file.
+    """Returns why pickled files are not read, and the command that converts them; "" if the first
+    of `paths`, the files of one model, is not pickled.
     """
     first = Path(paths[0])
     if first.suffix not in PICKLES:
@@ -61,24 +61,24 @@ def pickle_advice(*paths: str | Path) -> str:
     new, files = str(first.with_name("model.safetensors")), [str(path) for path in paths]
     return (
         f"{', '.join(files)} {'is' if len(files) == 1 else 'are'} pickled, and pickles are never "
-        "read, since they can execute anything; where you trust the source, convert the weights "
+        "read, since loading one can execute code; if you trust the source, convert the weights "
         "with torch: python -c "
         f"\"import torch, safetensors.torch as s; found = [torch.load(f, map_location='cpu', "
         f"weights_only=True) for f in {files!r}]; "
-        # Tied tensors share memory there, which safetensors refuses to write.
+        # Tied tensors share memory, which safetensors rejects.
         "s.save_file({n: t.clone().contiguous() for each in found for n, t in each.items()}, "
         f'{new!r})", with config.json and the tokenizer in {first.parent}, and name that directory'
     )
 
 
 def name_of(source: str | None) -> str | None:
-    """Returns the hub's name of a run's initial checkpoint; None for a path on this machine."""
+    """Returns the hub's name of a run's initial checkpoint; None for a local path."""
     return source if source is not None and located(source) != Path(source) else None
 
 
 def source_name(source: str) -> str:
-    """Returns the name of a source for others: an address as it is; a file or folder without its
-    path, or, if it is in the hub's cache, with its address hf://datasets/OWNER/NAME@REVISION/FILE.
+    """Returns a source's name for publication: an address unchanged; the file or folder name of a
+    path, or hf://datasets/OWNER/NAME@REVISION/FILE for a path in the hub's cache.
     """
     if re.match(r"[a-z]+:", source):
         return source

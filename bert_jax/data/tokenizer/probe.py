@@ -1,7 +1,7 @@
-"""Observes on a probe text how a tokenizer cuts words, when it is loaded.
+"""Encodes a probe text when a tokenizer is loaded, and observes how the tokenizer splits words.
 
-Which tokens begin a word, and whether offsets are right, depends on the order of the steps in a
-tokenizer.json. The steps are not interpreted: `TEXT` is encoded, and each token is compared with
+Which tokens begin a word, and whether offsets are right, depends on the order of the steps in
+tokenizer.json. These steps are not interpreted: `TEXT` is encoded, and each token is compared with
 the characters at its offsets.
 """
 
@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 
 from bert_jax.data.tokenizer import byte_level_bpe
 
-# Words of several scripts, capital letters, accents, digits, punctuation, several spaces, a tab.
+# Words in several scripts, capital letters, accents, digits, punctuation, several spaces, a tab.
 TEXT = (
     "The Quick  brown fox (born 2024-25), isn't it: naïve   Élan, a_b is\tgut für Größe und Öl! "
     "Привет большой мир; Καλη μέρα, 東京 タワー 한국어 नमस्ते สวัสดี end of the probe ."
 )
-# Words of letters between spaces. A tokenizer may cut others at a sign, or not at all.
+# Words of letters between spaces. Tokenizers differ in how they split other words.
 _WORDS = [found.span() for found in re.finditer("(?<= )[A-Za-zÀ-ÿͰ-ӿ]+(?= )", TEXT)]
 
 
 class WordMarks(NamedTuple):
-    """How a token's name shows that the token begins a word: it starts with one of `prefixes`, or,
-    if `begins` is false, with none of them.
+    """How the name of a token shows whether the token begins a word: it starts with one of
+    `prefixes` or, if `begins` is false, with none of them.
     """
 
     prefixes: tuple[str, ...]
@@ -33,8 +33,8 @@ class WordMarks(NamedTuple):
         return name.startswith(self.prefixes) == self.begins
 
 
-# SentencePiece, BPE with its alphabet, and the space of a vocabulary of characters; byte-level BPE,
-# where white space of any kind belongs to the word after it.
+# First SentencePiece, BPE with its alphabet, and the space of a character vocabulary; then
+# byte-level BPE, where white space of any kind belongs to the word after it.
 _SPACES = (WordMarks(("▁", " "), begins=True), WordMarks(byte_level_bpe.WHITE_SPACE, begins=True))
 # Each token is a word.
 NO_MARKS = WordMarks((), begins=False)
@@ -43,10 +43,10 @@ NO_MARKS = WordMarks((), begins=False)
 def word_marks(encoding: Any, skipped: Container[int], *, inside: str | None) -> WordMarks:
     """Returns the marks that agree with all words of the text, `NO_MARKS` if none do.
 
-    `encoding` is the `tokenizers.Encoding` of `TEXT`. Tokens whose ids are `skipped`, such as the
-    unknown token, are not compared. `inside` is the prefix that the model itself puts before the
-    inside of a word, as WordPiece does. It comes first where the vocabulary knows few words, with
-    which several marks agree.
+    `encoding` is the `tokenizers.Encoding` of `TEXT`. Tokens with an id in `skipped`, such as the
+    unknown token, are not compared. `inside` is the prefix that the model puts before tokens inside
+    a word, as WordPiece does. It is tried first, because several marks may agree if the vocabulary
+    contains few words.
     """
     own = [WordMarks((inside,), begins=False)] if inside else []
     return next((m for m in (*own, *_SPACES) if _agree(m, encoding, skipped)), NO_MARKS)
@@ -60,7 +60,7 @@ def _agree(marks: WordMarks, encoding: Any, skipped: Container[int]) -> bool:
         )
     ]
     for begin, stop in _WORDS:
-        # A space may be a token of its own, which then begins the word.
+        # A separate token for a space begins the word after it.
         spaces = [name for _, name, first, end in parts if first == end == begin]
         inside = [part for part in parts if begin <= part[2] < min(part[3], stop)]
         found = [marks.begin(name) for _, name, _, _ in inside]
@@ -75,10 +75,10 @@ def _agree(marks: WordMarks, encoding: Any, skipped: Container[int]) -> bool:
 def wrong_offset(
     encoding: Any, text_of: Callable[[int], str], normalize: Callable[[str], str]
 ) -> str | None:
-    """Returns what is wrong with the first token whose offsets in `TEXT` have other characters than
-    the token, None if all offsets are right.
+    """Describes the first token that differs from the characters at its offsets in `TEXT`; returns
+    None if all offsets are right.
 
-    `text_of` gives the text of an id, empty for an id that is not compared; `normalize` prepares
+    `text_of` returns the text of an id, empty for an id that is not compared; `normalize` prepares
     text as the tokenizer does. White space around a token is ignored, and all parts of a character
     have its offsets.
     """

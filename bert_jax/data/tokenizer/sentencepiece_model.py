@@ -1,7 +1,7 @@
-"""SentencePiece unigram models: trained with `sentencepiece`, converted once to `tokenizers`.
+"""SentencePiece unigram models: trained by `sentencepiece`, converted to `tokenizers`.
 
-The two libraries do not always agree (docs/data.md#sub-words), so ids always come from one of them:
-a `.model` is translated when it is trained or loaded, and `tokenizers` encodes from then on.
+The two libraries do not always return the same ids. A `.model` is therefore converted when it is
+trained or loaded, and only `tokenizers` encodes text.
 """
 
 import io
@@ -16,8 +16,8 @@ from bert_jax.errors import UsageError, brief
 
 # The fields used here, with the numbers of sentencepiece_model.proto (google/sentencepiece):
 # name, number, type (1 double, 2 float, 5 int32, 8 bool, 9 string, 11 message, 12 bytes), default.
-# `sentencepiece` ships the whole generated module, but each release of it demands the newest
-# protobuf, which TensorFlow's own bound may exclude; a description made here works with any.
+# `sentencepiece` ships a generated module, but each release requires the newest protobuf, which
+# TensorFlow's upper bound may exclude; this description works with any version.
 _MESSAGES = {
     "TrainerSpec": [
         ("model_type", 3, 5, "1"),
@@ -38,36 +38,36 @@ _MODEL_FIELDS = [
     ("trainer", 2, "TrainerSpec"),
     ("normalizer", 3, "NormalizerSpec"),
 ]
-# The normalisations whose result is composed, as Unicode's NFKC is.
+# The normalizations with a composed result, as in Unicode's NFKC.
 _COMPOSING = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf")
 _NORMAL, _UNKNOWN, _USER_DEFINED = 1, 2, 4
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
-# The vocabularies of fairseq, which numbers pieces otherwise than SentencePiece: the tokens that
-# take the place of so many pieces; <mask> is the last id (transformers 4.57 and 5.24,
-# convert_slow_tokenizer.py). Without a score a token is 0.
+# The vocabularies of fairseq, which renumbers SentencePiece's ids: the tokens that replace the
+# first pieces, and the number of replaced pieces; <mask> is the last id (transformers 4.57 and
+# 5.24, convert_slow_tokenizer.py). A token without a score has the score 0.
 FAIRSEQ = {
     "XLMRoberta": (("<s>", "<pad>", "</s>", "<unk>"), 3),
     "Camembert": (("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1),
 }
 _FAIRSEQ_UNKNOWN = 3
-# A number with a comma, which ALBERT's own code cuts in two (google-research/albert
+# A number with a trailing comma, which ALBERT's code splits in two (google-research/albert
 # tokenization.py, encode_pieces).
 _NUMBER_COMMA = re.compile(r"\d,$")
-# Expected counts are summed in this many fixed shares, one thread each: the result depends on the
-# number of shares, never on the machine's cores or the threads' timing. 16 is its default.
+# Expected counts are summed in this many fixed shares, one thread per share: the result depends on
+# the number of shares, not on cores or thread timing. 16 is the library's default.
 _TRAINING_SHARES = 16
 
 
 def train(
     texts: list[str], *, vocab_size: int, lowercase: bool, strip_accents: bool = False
 ) -> bytes:
-    """Returns a serialised unigram model with [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4.
+    """Returns a serialized unigram model with [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4.
 
-    Text is normalised by `nmt_nfkc`, or by `nmt_nfkc_cf` (case folding) if `lowercase`. With
-    `strip_accents` it is trained on texts without marks, as `stripping` leaves them. Raises
-    `UsageError` with the smallest or largest possible size when `vocab_size` does not suit.
+    Text is normalized by `nmt_nfkc`, or by `nmt_nfkc_cf` (case folding) if `lowercase`. With
+    `strip_accents` the training texts have their marks removed by `stripping`. Raises `UsageError`
+    with the smallest or largest possible size if `vocab_size` is out of range.
     """
     import sentencepiece
 
@@ -89,7 +89,7 @@ def train(
             pad_piece=SPECIALS[0],
             unk_piece=SPECIALS[1],
             control_symbols=list(SPECIALS[2:]),
-            # The caller sampled already: take every line, in order, however long it is.
+            # The caller sampled already: use every line, in order, however long it is.
             input_sentence_size=0,
             shuffle_input_sentence=False,
             max_sentence_length=1 << 30,
@@ -110,14 +110,14 @@ def _training_error(message: str, vocab_size: int) -> UsageError:
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return UsageError(
             f"vocabulary size {vocab_size} is too small for this text: its characters and the "
-            f"special tokens alone need {found[1]}"
+            f"special tokens need at least {found[1]}"
         )
     return UsageError(f"SentencePiece could not be trained on this text: {message.strip()}")
 
 
 def load(path: Path, config: dict[str, Any], lowercase: bool | None) -> Any:
-    """Returns the backend of a `.model`; `config` is the tokenizer_config.json beside it. Text is
-    prepared as ALBERT's where `lowercase`, else that file or the class that it names, says so.
+    """Returns the backend of a `.model`. ALBERT's normalizer prepares text if `lowercase`; None
+    takes the setting from `config` (tokenizer_config.json), else from the class that it names.
     """
     try:
         serialised = path.read_bytes()
@@ -136,13 +136,12 @@ def load(path: Path, config: dict[str, Any], lowercase: bool | None) -> Any:
 
 
 def convert(serialised: bytes, *, source: str, family: str | None = None) -> Any:
-    """Returns the `tokenizers.Tokenizer` that encodes as the model does. `source` names it in
-    errors.
+    """Returns the `tokenizers.Tokenizer` that encodes as the model does. Errors name `source`.
 
-    `family` is the class of transformers that the file is for, without "Tokenizer": XLMRoberta and
-    Camembert have their own ids (`FAIRSEQ`), Albert cuts a comma off a number. In all three a word
-    begins behind a special token, and the mask takes the space before it. Raises `UsageError` for
-    bytes that are no whole SentencePiece model, and for other types of it.
+    `family` is the model's class in transformers without "Tokenizer": XLMRoberta and Camembert have
+    separate ids (`FAIRSEQ`), and Albert splits a comma off a number. In all three a word may begin
+    after a special token, and the mask absorbs the space before it. Raises `UsageError` for bytes
+    that are not a complete SentencePiece model, and for model types other than unigram.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models
     from tokenizers import normalizers as normalizing
@@ -164,7 +163,7 @@ def convert(serialised: bytes, *, source: str, family: str | None = None) -> Any
 
     pieces, unknown_id, mask = _scored(model.pieces), unknown[0], "[MASK]"
     if family == "Albert":
-        # transformers 4.57, AlbertConverter: a piece that costs so much is never chosen.
+        # transformers 4.57, AlbertConverter: a piece with such a low score is never chosen.
         pieces = [(p, score - 100 * bool(_NUMBER_COMMA.search(p))) for p, score in pieces]
     elif family in FAIRSEQ:
         (first, dropped), unknown_id, mask = FAIRSEQ[family], _FAIRSEQ_UNKNOWN, "<mask>"
@@ -176,16 +175,16 @@ def convert(serialised: bytes, *, source: str, family: str | None = None) -> Any
         if model.normalizer.precompiled_charsmap:
             steps.append(normalizing.Precompiled(model.normalizer.precompiled_charsmap))
     if steps and model.normalizer.name in _COMPOSING:
-        # `Precompiled` loses or leaves alone the marks of letters that are not composed, and does
-        # not compose half-width kana.
+        # `Precompiled` drops or keeps the marks of letters that are not composed, and does not
+        # compose half-width kana.
         steps = [normalizing.NFC(), *steps, normalizing.NFC()]
     has_prefix = model.normalizer.add_dummy_prefix
     if model.normalizer.remove_extra_whitespaces:
-        # A space on the left is the one that a text begins with, or one behind a [MASK].
+        # A space on the left is the prefix of the text, or follows a [MASK].
         steps += [normalizing.Strip(left=not has_prefix), normalizing.Replace(Regex(" {2,}"), " ")]
     tokenizer.normalizer = normalizing.Sequence(steps)
-    # With "always", as in the classes of transformers, a space would stand behind every [MASK], as
-    # in no row that was trained on.
+    # With "always", as in the classes of transformers, a space would follow every [MASK], which
+    # never occurs in training examples.
     prepend = ("always" if family else "first") if has_prefix else "never"
     tokenizer.pre_tokenizer = Metaspace(
         prepend_scheme=prepend, split=model.trainer.split_by_whitespace
@@ -197,12 +196,12 @@ def convert(serialised: bytes, *, source: str, family: str | None = None) -> Any
 
 
 def _scored(pieces: Any) -> list[tuple[str, float]]:
-    """Returns pieces with the scores that `tokenizers` needs to take the same path.
+    """Returns pieces with scores that make `tokenizers` choose the same segmentation.
 
-    SentencePiece lets a user-defined symbol win over any other cut of its characters, by a score
-    that it computes while encoding (unigram_model.cc, EncodeOptimized); here it is written down.
-    Nine digits say all that a 32-bit score holds; longer ones come back from tokenizer.json changed
-    in the last place, because its reader is not exact beyond fifteen.
+    SentencePiece prefers a user-defined symbol to any other segmentation of its characters, by a
+    score that it computes while encoding (unigram_model.cc, EncodeOptimized); here the score is
+    stored. Nine digits are enough for a 32-bit score. The reader of tokenizer.json is not exact
+    beyond fifteen digits, so longer scores would change in the last place.
     """
     best = max((piece.score for piece in pieces if piece.type == _NORMAL), default=0.0)
 
@@ -240,14 +239,14 @@ def _parse(serialised: bytes, source: str) -> Any:
     if not model.pieces:
         raise UsageError(f"{source} is not a SentencePiece model: it holds no pieces")
     for number, piece in enumerate(model.pieces):
-        if not isinstance(piece.piece, str):  # but bytes, which are not UTF-8
+        if not isinstance(piece.piece, str):  # bytes that are not UTF-8
             raise UsageError(f"{source} is a SentencePiece model, but damaged: piece {number} is "
                              f"{brief(piece.piece)}, which is not UTF-8")  # fmt: skip
     return model
 
 
 def stripping(own: Any) -> Any:
-    """Returns a normaliser that strips marks as BERT does, then does what `own` does."""
+    """Returns a normalizer that strips marks as BERT does, then applies `own`."""
     from tokenizers import normalizers
 
     steps = [normalizers.NFD(), normalizers.StripAccents()]
@@ -255,7 +254,7 @@ def stripping(own: Any) -> Any:
 
 
 def albert_normalizer(own: Any) -> Any:
-    """Returns ALBERT's preparation of text (google-research/albert tokenization.py), then `own`."""
+    """Returns ALBERT's text normalizer (google-research/albert tokenization.py), then `own`."""
     from tokenizers import normalizers
 
     return normalizers.Sequence(

@@ -1,4 +1,4 @@
-"""The five tokens that BERT gives a meaning, by whatever names a vocabulary has them."""
+"""BERT's five special tokens, under the names that different vocabularies use for them."""
 
 from collections.abc import Container, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from bert_jax.errors import UsageError
 from bert_jax.progress import note_once
 
-# The names a special token goes by: BERT's first, then those of RoBERTa, ALBERT and XLM-R.
+# The names of each special token: BERT's first, then the names in RoBERTa, ALBERT and XLM-R.
 USUAL = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
@@ -14,7 +14,7 @@ USUAL = {
     "sep": ("[SEP]", "</s>", "<sep>"),
     "mask": ("[MASK]", "<mask>"),
 }
-# The sets that published models have: BERT, ALBERT, RoBERTa, and models of SentencePiece.
+# The sets of published models: BERT, ALBERT, RoBERTa, and SentencePiece models.
 _SETS = (
     ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
@@ -24,7 +24,7 @@ _SETS = (
 
 
 def configured(config: dict[str, Any]) -> dict[str, str]:
-    """Returns special tokens as a tokenizer_config.json names them: a string, or an object with
+    """Returns the special tokens that a tokenizer_config.json names, as strings or as objects with
     flags.
     """
     names = {}
@@ -37,15 +37,15 @@ def configured(config: dict[str, Any]) -> dict[str, str]:
 
 
 def examples(backend: Any) -> list[Any]:
-    """Returns the `tokenizers.Encoding` of a text and of a pair, whole and without padding."""
+    """Returns the `tokenizers.Encoding` of a text and of a pair, not truncated or padded."""
     backend.no_truncation()
     backend.no_padding()
     return [backend.encode("a"), backend.encode("a", "a")]
 
 
 def around(encoding: Any) -> dict[str, str]:
-    """Returns what a tokenizer puts before and behind a text as the tokens of these roles: not all
-    configs name them, and some call them the first and the last one of a text (EuroBERT's).
+    """Returns the tokens that a tokenizer puts before and after a text, by role. Some configs do
+    not name these tokens, and some, such as EuroBERT's, name them differently.
     """
     tokens, is_special = encoding.tokens, encoding.special_tokens_mask
     found = {"cls": tokens[0]} if is_special[:1] == [1] else {}
@@ -53,8 +53,8 @@ def around(encoding: Any) -> dict[str, str]:
 
 
 def note_other_forms(theirs: Sequence[Any], ours: Sequence[Any], *, source: str) -> None:
-    """Notes where the special tokens of `examples` stand elsewhere than the model's own tokenizer,
-    at `source`, puts them.
+    """Prints a note if the special tokens of `examples` have other positions than in the model's
+    tokenizer at `source`.
     """
     for what, before, after in zip(("a text", "a pair"), theirs, ours, strict=True):
         if before.ids != after.ids:
@@ -66,9 +66,9 @@ def note_other_forms(theirs: Sequence[Any], ours: Sequence[Any], *, source: str)
 def find(vocab: Container[str], names: dict[str, str], source: str, *, kind: str) -> dict[str, str]:
     """Returns the token of each role, in the order of `USUAL`.
 
-    `names` has those that are known. The others are those of the one set that the vocabulary holds
-    whole; BERT's in a WordPiece vocabulary, where an unused entry may have any name. Raises
-    UsageError if a role has no token, or two sets are whole.
+    `names` contains the known roles. The others are taken from the only complete set in the
+    vocabulary; for WordPiece only BERT's set counts, because an unused entry may have any name.
+    Raises UsageError if a role has no token, or two sets are complete.
     """
     whole = [found for found in _SETS if all(name in vocab for name in found)]
     if kind == "wordpiece":
@@ -82,13 +82,13 @@ def find(vocab: Container[str], names: dict[str, str], source: str, *, kind: str
         present = list(dict.fromkeys(name for name in candidates if name in vocab))
         if not present:
             raise UsageError(
-                f"{source}: the vocabulary has no {' or '.join(candidates)} token, without which "
-                "BERT cannot be trained"
+                f"{source}: the vocabulary has no {' or '.join(candidates)} token, which BERT "
+                "needs for training"
             )
         if len(present) > 1 and whole:
             raise UsageError(
-                f"{source}: the vocabulary has {' and '.join(present)}; say which one is the "
-                f"{role}_token in a tokenizer_config.json beside it"
+                f"{source}: the vocabulary has {' and '.join(present)}; name one of them as "
+                f"{role}_token in a tokenizer_config.json in the same directory"
             )
         found[role] = present[0]
     return found

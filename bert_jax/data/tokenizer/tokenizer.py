@@ -1,9 +1,9 @@
-"""Tokens: WordPiece, SentencePiece and byte-level BPE behind one small class. Load, save, encode;
-training.py makes new vocabularies.
+"""One class for WordPiece, SentencePiece, byte-level BPE and character tokenizers: loads, saves and
+encodes; training.py trains new vocabularies.
 
-Encoding is always done by `tokenizers`. WordPiece gives what `BertTokenizer` gives, byte-level BPE
-what `RobertaTokenizerFast` gives; a SentencePiece model is converted when it is trained or loaded.
-`Tokenizer.hash` sums up everything that decides ids.
+`tokenizers` does all the encoding. WordPiece returns the ids of `BertTokenizer`, byte-level BPE the
+ids of `RobertaTokenizerFast`; a SentencePiece model is converted when it is trained or loaded.
+`Tokenizer.hash` covers everything that decides ids.
 """
 
 import json
@@ -31,14 +31,14 @@ from bert_jax.data.tokenizer import (
 )
 from bert_jax.errors import UsageError
 
-# A character of no vocabulary, for which a model without an unknown token has no answer.
+# A character outside every vocabulary, which fails in a model without an unknown token.
 _UNKNOWN = "a \U0010fffd"
 _KINDS = {"WordPiece": "wordpiece", "Unigram": "sentencepiece", "BPE": "bpe"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialIds:
-    """The ids of the five tokens that BERT gives a meaning."""
+    """The ids of BERT's five special tokens."""
 
     pad: int
     unk: int
@@ -58,23 +58,23 @@ class Vocabulary(NamedTuple):
 
 
 class Tokenizer:
-    """Text to ids and back. Made by `load_tokenizer`, or trained (training.py).
+    """Converts text to ids and back. Made by `load_tokenizer` or by training.py.
 
     `kind` is "wordpiece", "sentencepiece", "bpe" or "characters"; `vocab_size` is the highest id
-    + 1, the least number of rows of an embedding; `special` holds the special ids;
-    `pair_separators` stand between two texts (RoBERTa has two). `is_byte_level` means that text is
-    cut by bytes. Can be pickled.
+    + 1, the smallest number of rows of an embedding; `special` holds the special ids;
+    `pair_separators` is the number of separators between two texts (two for RoBERTa).
+    `is_byte_level` is true if text is split into bytes. Can be pickled.
 
-    Two fields are observed when the object is made. `word_prefix` precedes a word that is not the
-    first of its text: a space if the ids depend on it, as in byte-level BPE and Gemma's vocabulary.
-    `word_marks` tell by a token's name whether the token begins a word.
+    Two fields are observed by the constructor. `word_prefix` precedes a word that is not the first
+    of its text: a space if the ids depend on it, as in byte-level BPE and Gemma's vocabulary.
+    `word_marks` decides by a token's name whether the token begins a word.
     """
 
     def __init__(self, backend: Any, *, source: str, names: dict[str, str] | None = None):
-        """`backend` is a `tokenizers.Tokenizer`; only this object uses it from now on.
+        """`backend` is a `tokenizers.Tokenizer`, which the caller must not use afterwards.
 
-        `source` names it in errors. `names` maps roles ("pad", "unk", "cls", "sep", "mask") to
-        tokens if they are known; the others are found by their usual names.
+        Errors name `source`. `names` maps roles ("pad", "unk", "cls", "sep", "mask") to tokens if
+        they are known; the other roles are found by their usual names.
         """
         model = type(backend.model).__name__
         if model not in _KINDS:
@@ -89,8 +89,8 @@ class Tokenizer:
         vocab = backend.get_vocab(with_added_tokens=True)
         tokenizer_files.require_ids(vocab, source)
         self._names = special_tokens.find(vocab, names, source, kind=self.kind)
-        # Special tokens are found before the text is cut up, so that [MASK] in it is one id. Tokens
-        # that the file registers keep their settings.
+        # Special tokens are matched before the text is split, so that [MASK] in a text is one id.
+        # Tokens that the file registers keep their settings.
         self._backend = backend
         registered = self.special_names
         backend.add_special_tokens([n for n in self._names.values() if n not in registered])
@@ -106,8 +106,8 @@ class Tokenizer:
             backend.encode(probe.TEXT)
         self.word_prefix = "" if two == one + one else " "
         self._source, self._wrong_offset = source, None
-        # RoBERTa's files trim the space before a word. Where an earlier step already cut it off,
-        # trimming would take the word's first letter.
+        # RoBERTa's files trim the space before a word. If an earlier step already removed the
+        # space, trimming would remove the word's first letter.
         for trims in (True, False) if self.is_byte_level else (False,):
             self._trims_offsets = trims
             self._set_template(segments=2)
@@ -122,25 +122,25 @@ class Tokenizer:
 
     @property
     def lowercase(self) -> bool:
-        """Returns whether upper-case text gives the ids of lower-case text."""
+        """Returns whether upper-case text has the ids of lower-case text."""
         normalizer = self._backend.normalizer
         return normalizer is not None and normalizer.normalize_str("A") == "a"
 
     @property
     def strips_accents(self) -> bool:
-        """Returns whether a letter with a mark gives the ids of the letter alone."""
+        """Returns whether a letter with a mark has the ids of the letter without it."""
         normalizer = self._backend.normalizer
         return normalizer is not None and normalizer.normalize_str("\u00e9") == "e"
 
     @property
     def special_names(self) -> list[str]:
-        """Returns the tokens that are found in a text before it is cut up."""
+        """Returns the tokens that are matched before a text is split."""
         return [token.content for token in self._backend.get_added_tokens_decoder().values()]
 
     def encode_sentences(self, sentences: list[str]) -> list[list[int]]:
         """Returns the ids of each sentence without special tokens around it.
 
-        The fastest call, on all cores unless TOKENIZERS_PARALLELISM=false. It holds everything.
+        Uses all cores unless TOKENIZERS_PARALLELISM=false. All ids are held in memory.
         """
         encodings = self._backend.encode_batch_fast(sentences, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
@@ -148,10 +148,10 @@ class Tokenizer:
     def encode_running_text(
         self, sentences: list[str], joined: Sequence[bool] = ()
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ids of `encode_sentences`, one sentence after the other, and how many each
-        has: int64. Faster for much text, since it remembers words.
+        """Returns the concatenated ids of `encode_sentences`, and the length of each sentence:
+        int64. Faster for large texts, because it caches words.
 
-        A sentence that is `joined` to the one before it gets no "▁" that is not in the text.
+        A sentence that is `joined` to the one before it gets no additional "▁".
         """
         if self._chunks is not None:
             return self._chunks.encode(sentences)
@@ -164,7 +164,7 @@ class Tokenizer:
 
     @cached_property
     def _inside(self) -> Any | None:
-        """Returns the backend of text that begins inside of a word, None if it is this backend."""
+        """Returns the backend for text that begins inside a word, None if it is this backend."""
         return tokenizer_files.without_prefix(self._backend)
 
     @cached_property
@@ -183,14 +183,14 @@ class Tokenizer:
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids without special tokens, and the characters (first, last + 1) of each,
-        with or without the white space around them.
+        with or without the surrounding white space.
 
         Raises UsageError if the offsets of the probe text were wrong.
         """
         if self._wrong_offset:
             raise UsageError(
-                f"{self._source} gives wrong offsets: {self._wrong_offset}, so text cannot be cut "
-                "at its tokens; use another tokenizer"
+                f"{self._source} returns wrong offsets: {self._wrong_offset}, so text cannot be "
+                "split at its tokens; use another tokenizer"
             )
         encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
@@ -200,29 +200,28 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def text_of(self, id_: int) -> str:
-        """Returns the text of a token after another one, with its space: " horse", "ing"; "" for a
-        special token. A part of a character is "\ufffd".
+        """Returns the text of a token that follows another token, with its space: " horse", "ing";
+        "" for a special token. Part of a character is "\ufffd".
         """
         first, text = self._first_token
         return self.decode([first, id_])[len(text) :]
 
     @cached_property
     def _first_token(self) -> tuple[int, str]:
-        """Returns the first id that writes whole characters, and its text."""
+        """Returns the first id that decodes to whole characters, and its text."""
         texts = ((id_, self.decode([id_])) for id_ in range(self.vocab_size))
         return next(((i, t) for i, t in texts if t.strip() and "\ufffd" not in t), (0, ""))
 
     def tokens(self, ids: list[int]) -> list[str]:
-        """Returns the token behind each id; the unknown token's name for an id that has none."""
+        """Returns the token of each id, and the unknown token for an id without a token."""
         unknown = self._names["unk"]
         return [self._backend.id_to_token(int(id_)) or unknown for id_ in ids]
 
     @cached_property
     def hash(self) -> str:
-        """Returns SHA-256 of everything that decides ids, and of nothing else, such as the layout
-        of a file.
+        """Returns the SHA-256 of everything that decides ids; the layout of files is excluded.
 
-        Two tokenizers with one hash give the same ids for every text.
+        Two tokenizers with the same hash return the same ids for every text.
         """
         return tokenizer_hash.sha256(
             self._backend,
@@ -232,8 +231,8 @@ class Tokenizer:
         )
 
     def _set_template(self, *, segments: int) -> None:
-        """Sets the special tokens around a text and between two: [CLS] A [SEP] B [SEP], or <s> A
-        </s> </s> B </s>. With one segment, both texts have the same.
+        """Sets the special tokens around a text and between two texts: [CLS] A [SEP] B [SEP], or
+        <s> A </s> </s> B </s>. With one segment, both texts have the segment id 0.
         """
         from tokenizers import processors
 
@@ -260,9 +259,9 @@ class Tokenizer:
         """Writes tokenizer.json, tokenizer_config.json and vocab.txt (WordPiece) or vocab.json and
         merges.txt (byte-level BPE).
 
-        `load` and `transformers.AutoTokenizer.from_pretrained` give the same ids from it. The model
-        has so many `segments`; None is one if pairs are RoBERTa's, else two. A model that
-        `is_for_words` reads single words with their `word_prefix`; the files say so.
+        `load_tokenizer` and `transformers.AutoTokenizer.from_pretrained` return the same ids from
+        them. `segments` is the model's number of segments; None means one for RoBERTa's pairs, else
+        two. With `is_for_words`, a text gets `word_prefix`, for models that read single words.
         """
         segments = segments or (1 if self.pair_separators > 1 else 2)
         directory.mkdir(parents=True, exist_ok=True)
@@ -272,7 +271,7 @@ class Tokenizer:
             backend = tokenizer_files.with_prefix(backend)
         text = backend.to_str(pretty=True)
         tokenizer_files.write_text(directory / "tokenizer.json", text)
-        self._set_template(segments=2)  # saving changes no encoding
+        self._set_template(segments=2)  # saving does not change encoding
         state = json.loads(text)
         config: dict[str, Any] = {f"{role}_token": name for role, name in self._names.items()}
         config["model_max_length"] = model_max_length
@@ -290,16 +289,16 @@ class Tokenizer:
 def load_tokenizer(
     path: str | Path, *, lowercase: bool | None = None, strip_accents: bool | None = None
 ) -> Tokenizer:
-    """Returns the tokenizer in a directory, `vocab.txt`, `tokenizer.json`, `vocab.json` with
-    `merges.txt` beside it, or SentencePiece `.model`.
+    """Returns the tokenizer in a directory, `vocab.txt`, `tokenizer.json`, `vocab.json` (with
+    `merges.txt` in the same directory), or SentencePiece `.model`.
 
-    A directory is searched for tokenizer.json, then vocab.txt, then vocab.json, then one `.model`;
-    a workdir and a step of one for their tokenizer. `lowercase` is for a `vocab.txt`; None takes it
-    from tokenizer_config.json in the same directory, else from the entries (casing.py), with a
-    note. For a `.model`, true puts ALBERT's preparation (quotes, accents, case) before the model's.
-    `strip_accents` is the same for marks; None strips them if a `vocab.txt` lower-cases. A
-    `tokenizer.json` or `vocab.json` decides both, and is only compared, as are the marks of a
-    `.model`. Raises `UsageError` for a tokenizer that cannot be loaded.
+    A directory is searched for tokenizer.json, vocab.txt, vocab.json and one `.model`, in this
+    order; a workdir or a step in it for its tokenizer. For a `vocab.txt`, `lowercase` None reads
+    tokenizer_config.json in the same directory, else infers the case from the entries (casing.py)
+    with a note. For a `.model`, true applies ALBERT's normalizer (quotes, accents, case) first.
+    `strip_accents` controls marks; None strips them if a `vocab.txt` lower-cases text. A
+    `tokenizer.json` or `vocab.json` defines both settings, and a `.model` its marks: the arguments
+    are only compared with them. Raises `UsageError` for a tokenizer that cannot be loaded.
     """
     path = hub.located(path)
     file = tokenizer_files.find(path) if path.is_dir() else path
@@ -352,10 +351,10 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
     with tokenizer_files.refused_by_library(f"{path} is JSON, but not a tokenizer.json"):
         backend = Backend.from_str(text)
     if getattr(backend.model, "dropout", None):
-        # It leaves out merges at random (Provilkov et al. 2020): a text would have other ids each
+        # Dropout skips merges at random (Provilkov et al. 2020): a text would have other ids each
         # time.
         backend.model.dropout = None
-    # First: to write a vocabulary down, the library counts up to its highest id.
+    # Checked first: the library counts up to the highest id to serialize a vocabulary.
     tokenizer_files.require_ids(backend.get_vocab(with_added_tokens=True), str(path))
     state = json.loads(backend.to_str())
     if state["model"]["type"] == "WordLevel":

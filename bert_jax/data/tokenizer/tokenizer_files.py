@@ -1,4 +1,4 @@
-"""The files of a tokenizer: which one decides, and reading them with errors that name them."""
+"""Reads and writes the files of a tokenizer, with errors that name them."""
 
 import contextlib
 import itertools
@@ -18,21 +18,21 @@ _FLAGS = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-# The classes that give the ids that are read here, without "Tokenizer" and "Fast": from vocab.txt,
-# from vocab.json with merges.txt, and from a SentencePiece .model.
+# The classes, without "Tokenizer" and "Fast", that return the same ids as this package: from
+# vocab.txt, from vocab.json with merges.txt, and from a SentencePiece .model.
 _WORDPIECE = (
     *("Bert", "ConvBert", "DistilBert", "Electra", "Funnel", "LayoutLM", "Lxmert", "MPNet"),
     *("MobileBert", "SqueezeBert"),
 )
 _BYTE_LEVEL = ("Roberta", "Bart", "GPT2", "LED", "Longformer")
 _SENTENCEPIECE = ("XLMRoberta", "Camembert", "Albert")
-GENERIC = ("PreTrained", "TokenizersBackend")  # take a tokenizer.json as it is
-# The classes that transformers cannot write as tokenizer.json, since a program cuts text first.
+GENERIC = ("PreTrained", "TokenizersBackend")  # read tokenizer.json unchanged
+# The classes that transformers cannot write as tokenizer.json, because a program splits text first.
 _SLOW = (
     *("BertGeneration", "BertJapanese", "Bertweet", "Esm", "Flaubert", "FSMT", "MLuke", "Phobert"),
     *("ProphetNet", "RoCBert", "RoFormer", "Tapas", "XLM"),
 )
-# The class, if a config.json names only the type of the model.
+# The tokenizer class of a model type, for a config.json that names only the type.
 _CLASS_OF_TYPE = {
     (".model", "xlm-roberta"): "XLMRoberta",
     (".model", "camembert"): "Camembert",
@@ -47,14 +47,14 @@ _IMPLIED: dict[str, dict[str, Any]] = {
     **{kind: {"add_prefix_space": False} for kind in _BYTE_LEVEL},
     "Albert": {"do_lower_case": True},
 }
-# No embedding has more rows. A stray higher id would take memory and time for all ids below it.
+# No embedding has more rows. A stray higher id would cost memory and time for all ids below it.
 _HIGHEST_ID = (1 << 24) - 1
 
 
 def find(directory: Path) -> Path:
-    """Returns the file that decides a directory's tokenizer.
+    """Returns the file that defines a directory's tokenizer.
 
-    A workdir, a step of one and a corpus have it in a folder `tokenizer`.
+    Workdirs, their steps and corpora keep it in the folder `tokenizer`.
     """
     if directory.parent.name == "checkpoints" and directory.name.isdigit():
         directory = directory.parent.parent
@@ -69,8 +69,8 @@ def find(directory: Path) -> Path:
     if len(found) == 1:
         return found[0]
     raise UsageError(
-        f"tokenizer {directory}: holds neither tokenizer.json nor vocab.txt nor vocab.json with "
-        "merges.txt nor one .model "
+        f"tokenizer {directory}: needs tokenizer.json, vocab.txt, vocab.json with merges.txt, or "
+        "one .model "
         "(save_pretrained of a model does not write the tokenizer: save the tokenizer to the same "
         "directory)"
     )
@@ -111,10 +111,10 @@ def with_implied(config: dict[str, Any], kind: str | None) -> dict[str, Any]:
 
 
 def require_agreement(state: dict[str, Any], config: dict[str, Any], path: Path) -> None:
-    """Raises UsageError if tokenizer_config.json, or the class that it names, prepares text in
-    another way than `path` in the same directory, with the content `state`.
+    """Raises UsageError if tokenizer_config.json, or the class that it names, prepares text
+    differently from `path` in the same directory, with the content `state`.
 
-    The classes of `transformers` obey the former, most other loaders the latter.
+    The classes of `transformers` follow tokenizer_config.json, most other loaders tokenizer.json.
     """
     kind, named = class_of(path, config)
     declared = with_implied(config, kind)
@@ -123,7 +123,7 @@ def require_agreement(state: dict[str, Any], config: dict[str, Any], path: Path)
     if normalizer.get("type") == "BertNormalizer":
         written |= {theirs: normalizer[ours] for theirs, ours in _FLAGS.items()}
         for settings in (written, declared):
-            if settings.get("strip_accents", False) is None:  # means: as the case
+            if settings.get("strip_accents", False) is None:  # null means: same as lowercase
                 case = settings.get("do_lower_case")
                 settings["strip_accents"] = written["do_lower_case"] if case is None else case
     for name, value in written.items():
@@ -139,9 +139,9 @@ def require_agreement(state: dict[str, Any], config: dict[str, Any], path: Path)
 
 
 def require_class(path: Path, config: dict[str, Any]) -> None:
-    """Raises UsageError if the class that a directory names gives other ids than are read from
-    `path`: a bare vocabulary does not describe how text is cut, and words that a program cuts first
-    are in no file.
+    """Raises UsageError if the class that a directory names returns other ids than this package
+    reads from `path`. A bare vocabulary does not describe how text is split, and no file describes
+    the words that a program splits first.
     """
     kind, named = class_of(path, config)
     if path.suffix == ".model":
@@ -197,8 +197,8 @@ def require_no_added_tokens(
 
 
 def require_extra_tokens(path: Path, config: dict[str, Any], known: Container[str]) -> None:
-    """Raises UsageError if another file of the directory names special tokens that the tokenizer in
-    `path` does not find in text before the text is cut up (`known`), as transformers does.
+    """Raises UsageError if another file of the directory names special tokens that transformers
+    matches before the text is split, but the tokenizer in `path` does not (it matches `known`).
     """
     other = path.with_name("special_tokens_map.json")
     theirs = parse_json(other) if other.is_file() else {}
@@ -212,7 +212,7 @@ def require_extra_tokens(path: Path, config: dict[str, Any], known: Container[st
             if lacking := [each for each in found if isinstance(each, str) and each not in known]:
                 raise UsageError(
                     f"{file} has {some(map(brief, lacking))} in {name}, which {path.name} does not "
-                    "have as such: remove them there if no text has them, or have transformers "
+                    "define as special: remove them if no text has them, or have transformers "
                     f"write a tokenizer.json: {conversion(path.parent)}"
                 )
 
@@ -225,7 +225,7 @@ def require_ids(vocab: dict[str, int], source: str) -> None:
             raise UsageError(f"{source}: {brief(token)} has id {id_}, above {_HIGHEST_ID}")
         if id_ in token_of:
             both = " and ".join(sorted(map(brief, (token_of[id_], token))))
-            raise UsageError(f"{source}: {both} have one id, {id_}; a token has its own")
+            raise UsageError(f"{source}: {both} share id {id_}; give each token a separate id")
         token_of[id_] = token
 
 
@@ -249,7 +249,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def refused_by_library(what: str) -> Iterator[None]:
-    """Raises UsageError with `what` is wrong, and why `tokenizers` refuses a file.
+    """Raises UsageError with `what` and the library's reason if `tokenizers` rejects a file.
 
     The library raises Exception itself, and PanicException, which is not an Exception.
     """
@@ -262,7 +262,7 @@ def refused_by_library(what: str) -> Iterator[None]:
 
 
 def class_fields(state: dict[str, Any], is_bert: bool, segments: int) -> dict[str, Any]:
-    """Returns the fields of a tokenizer_config.json for the class that gives the ids of a
+    """Returns the fields of a tokenizer_config.json for the class that reproduces the ids of a
     serialized backend, and for its inputs.
     """
     inputs = ["input_ids", *["token_type_ids"] * (segments > 1), "attention_mask"]
@@ -271,8 +271,8 @@ def class_fields(state: dict[str, Any], is_bert: bool, segments: int) -> dict[st
         normalizer = state["normalizer"]
         flags = {theirs: normalizer[ours] for theirs, ours in _FLAGS.items()}
         return fields | {"tokenizer_class": "BertTokenizer"} | flags
-    # Any named class rebuilds normalizer and pre-tokenizer, and silently gives other ids. The
-    # generic class takes tokenizer.json as it is, except for this field in transformers 4.
+    # Specific classes rebuild normalizer and pre-tokenizer, and silently return other ids. The
+    # generic class reads tokenizer.json unchanged, except for this field in transformers 4.
     fields["tokenizer_class"] = "PreTrainedTokenizerFast"
     if (space := (state["pre_tokenizer"] or {}).get("add_prefix_space")) is not None:
         fields["add_prefix_space"] = space
@@ -280,8 +280,8 @@ def class_fields(state: dict[str, Any], is_bert: bool, segments: int) -> dict[st
 
 
 def without_prefix(backend: Any) -> Any | None:
-    """Returns a backend that puts no space before a text and is otherwise equal; None if this
-    backend puts none, or if the words after the first would change as well.
+    """Returns a backend that differs only in putting no space before a text; None if this backend
+    puts no space there, or if the words after the first would change as well.
     """
     state = json.loads(backend.to_str())
     fields = (("prepend", ""), ("prepend_scheme", "never"), ("add_prefix_space", False))
@@ -292,7 +292,7 @@ def without_prefix(backend: Any) -> Any | None:
         for step, (field, none) in itertools.product([part, *steps], fields):
             if step.get(field, none) != none:
                 step[field], found = none, True
-        # If text is cut by it, as in XLM-R, each word is a text.
+        # If it splits the text, as in XLM-R, each word is a text.
         steps[:] = [step for step in steps if step["type"] != "WhitespaceSplit"]
     if not found:
         return None
@@ -303,8 +303,8 @@ def without_prefix(backend: Any) -> Any | None:
 
 
 def with_prefix(backend: Any) -> Any:
-    """Returns a backend that puts a space before a text, or before each of several single words,
-    and is otherwise equal.
+    """Returns a backend that differs only in putting a space before a text, or before each of
+    several single words.
     """
     state = json.loads(backend.to_str())
     if (state["pre_tokenizer"] or {}).get("type") == "ByteLevel":

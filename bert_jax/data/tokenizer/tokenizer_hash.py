@@ -1,4 +1,4 @@
-"""Sums up in one number all that decides the ids of a tokenizer."""
+"""Hashes everything that decides the ids of a tokenizer."""
 
 import hashlib
 import json
@@ -10,8 +10,8 @@ _FLAGS = ("id", "content", "single_word", "lstrip", "rstrip", "normalized")
 
 
 def sha256(backend: Any, *, kind: str, special: dict[str, int], pair_separators: int) -> str:
-    """Returns SHA-256 of what decides ids in a `tokenizers.Tokenizer`, and of nothing else: not of
-    how a file is laid out.
+    """Returns the SHA-256 of everything that decides ids in a `tokenizers.Tokenizer`; the layout of
+    files is excluded.
     """
     state = json.loads(backend.to_str())
     model = state["model"]
@@ -23,11 +23,11 @@ def sha256(backend: Any, *, kind: str, special: dict[str, int], pair_separators:
     elif kind in ("bpe", "characters"):
         fields = ("merges", "byte_fallback", "ignore_merges", "unk_token", "fuse_unk")
         settings = {field: model.get(field) for field in fields}
-        # Few have them, and what others have made has a hash without.
+        # Only hashed if present, so that other tokenizers keep their hash.
         affixes = ("continuing_subword_prefix", "end_of_word_suffix")
         settings |= {field: model[field] for field in affixes if model.get(field)}
     else:
-        # Scores are 32-bit by origin; a file's text form may differ beyond that.
+        # Scores are 32-bit by origin; the text form in a file may differ beyond that.
         scores = np.array([score for _, score in model["vocab"]], dtype=np.float32).tolist()
         fallback = model.get("byte_fallback", False)
         settings = {"unk_id": model["unk_id"], "byte_fallback": fallback, "scores": scores}
@@ -52,5 +52,5 @@ def _canonical_normalizer(normalizer: dict[str, Any] | None) -> dict[str, Any] |
         and normalizer["type"] == "BertNormalizer"
         and normalizer["strip_accents"] is None
     ):
-        return {**normalizer, "strip_accents": normalizer["lowercase"]}  # what null means
+        return {**normalizer, "strip_accents": normalizer["lowercase"]}  # the meaning of null
     return normalizer

@@ -1,4 +1,4 @@
-"""New vocabularies, from text."""
+"""Trains vocabularies from text."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,12 +16,12 @@ from bert_jax.errors import UsageError
 def train_wordpiece(
     texts: Iterable[str], *, vocab_size: int, lowercase: bool, strip_accents: bool | None = None
 ) -> Tokenizer:
-    """Returns a WordPiece vocabulary of at most `vocab_size` tokens (fewer if the text has no
-    more).
+    """Returns a WordPiece vocabulary of at most `vocab_size` tokens (fewer if the text does not
+    have more).
 
-    The same texts give the same files, whatever the number of threads. The texts are held in
-    memory. `strip_accents` None strips them where text is lower-cased. Raises `UsageError` if the
-    texts are empty or have more characters than there is room for.
+    The same texts give the same files for any number of threads. The texts are held in memory.
+    `strip_accents` None strips accents if text is lower-cased. Raises `UsageError` if the texts are
+    empty or have more characters than `vocab_size` allows.
     """
     lines = _non_empty(texts)
     settings: dict[str, Any] = {
@@ -54,8 +54,8 @@ def train_sentencepiece(
 def train_byte_level_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     """Returns a byte-level BPE vocabulary of at most `vocab_size` tokens, laid out as RoBERTa's.
 
-    Reproducible like `train_wordpiece`. A text is taken as it is: words in the midst of others come
-    with the space before them. Raises `UsageError` if the texts are empty, or `vocab_size` too
+    Reproducible like `train_wordpiece`. Texts are not stripped: the space before a word inside a
+    text is part of the word. Raises `UsageError` if the texts are empty, or `vocab_size` is too
     small.
     """
     backend = byte_level_bpe.train(_non_empty(texts), vocab_size=vocab_size)
@@ -68,8 +68,8 @@ def train_characters(
     """Returns a vocabulary of characters: the special tokens, then the most frequent characters of
     the texts, at most `vocab_size` tokens in all.
 
-    Reproducible like `train_wordpiece`. A space is a character where a text has white space within;
-    in other vocabularies white space is dropped. Raises `UsageError` if the texts are empty.
+    Reproducible like `train_wordpiece`. A space is a token if a text contains white space between
+    other characters; otherwise white space is dropped. Raises `UsageError` if the texts are empty.
     """
     backend = characters.train(_non_empty(texts), vocab_size=vocab_size, lowercase=lowercase)
     return Tokenizer(backend, source="trained vocabulary")
@@ -78,5 +78,5 @@ def train_characters(
 def _non_empty(texts: Iterable[str]) -> list[str]:
     lines = [text for text in texts if text.strip()]
     if not lines:
-        raise UsageError("there is no text to train a vocabulary on")
+        raise UsageError("no text to train a vocabulary on")
     return lines

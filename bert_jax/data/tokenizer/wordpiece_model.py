@@ -1,4 +1,4 @@
-"""WordPiece as BERT has it: the backend around a vocabulary, and a vocabulary from text."""
+"""BERT's WordPiece: builds the backend around a vocabulary, and trains vocabularies."""
 
 from collections import Counter
 from pathlib import Path
@@ -11,25 +11,25 @@ from bert_jax.data.tokenizer import casing, special_tokens, tokenizer_files
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note_once
 
-# Ids 0 to 4 of a vocabulary that we train.
+# Ids 0 to 4 of a trained vocabulary.
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-# Words longer than this are one [UNK]. The original has 200 (google-research/bert tokenization.py);
-# the implementations in use since, and the checkpoints trained with them, have 100.
+# Longer words are one [UNK]. Google's code has 200 (google-research/bert tokenization.py); later
+# implementations, and the checkpoints trained with them, have 100.
 _MAX_CHARS_PER_WORD = 100
 
-# docs/data.md#sub-words says why.
+# A trained alphabet has at most 1,000 characters and must cover 99.5 % of the text.
 _MAX_ALPHABET = 1000
 _MIN_COVERAGE = 0.995
 _MIN_FREQUENCY = 2
 _LINES_PER_CALL = 8192
-# Of letters, that a text quotes.
+# A smaller share of a script's letters is treated as quotations.
 _FEW_LETTERS = 0.01
 
 
 def build(vocab: dict[str, int], *, unknown: str = "[UNK]", **settings: Any) -> Any:
-    """Returns the `tokenizers.Tokenizer` that encodes as `BertTokenizer` does, but for
-    special tokens; `settings` are those of `bert_backend`.
+    """Returns the `tokenizers.Tokenizer` that encodes as `BertTokenizer` does, except for special
+    tokens; `settings` are passed to `bert_backend`.
     """
     from tokenizers import models
 
@@ -46,19 +46,19 @@ def is_bert(state: dict[str, Any]) -> bool:
 def load(path: Path, config: dict[str, Any], lowercase: bool | None) -> tuple[Any, dict[str, str]]:
     """Returns the backend of a vocab.txt, and its special tokens by role.
 
-    `config` is the tokenizer_config.json beside it. `lowercase` None is what that file says, else
-    what the entries say (casing.py).
+    `config` is the content of tokenizer_config.json in the same directory. `lowercase` None is read
+    from it, else inferred from the entries (casing.py).
     """
-    # Text mode turns \r\n into \n; str.splitlines would also cut at U+2028, a possible token.
+    # Text mode turns \r\n into \n; str.splitlines would also split at U+2028, a possible token.
     lines = tokenizer_files.read_text(path).removesuffix("\n").split("\n")
-    # Ids are line numbers: an empty line keeps its id, as a token that no text has.
+    # Ids are line numbers: an empty line keeps its id, as a token that never occurs in text.
     tokens = [line or f"[empty line {number}]" for number, line in enumerate(lines, start=1)]
     first_line: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
         if token in first_line:
             raise UsageError(
                 f"{path}: {token!r} is on line {first_line[token]} and again on line {number}; "
-                "a token has one id"
+                "each token has one id"
             )
         first_line[token] = number
     ids = {token: number for number, token in enumerate(tokens)}
@@ -69,14 +69,14 @@ def load(path: Path, config: dict[str, Any], lowercase: bool | None) -> tuple[An
         special = {name for names in special_tokens.USUAL.values() for name in names}
         lowercase, why = casing.decide(tokens, special, str(path))
         if why:
-            taken = "lower-cased" if lowercase else "taken with its case"
+            taken = "lower-cased" if lowercase else "not lower-cased"
             note_once(f"{path}: {why}, so text is {taken}")
         kind, named = tokenizer_files.class_of(path, config)
         if not lowercase and tokenizer_files.with_implied(config, kind).get("do_lower_case"):
             raise UsageError(
                 f"{path}: {why}, but {named} has tokenizer_class {kind}Tokenizer, which "
                 'lower-cases text unless "do_lower_case": false is in tokenizer_config.json; write '
-                "true or false there, as the model was trained"
+                "true or false there, as in the model's training"
             )
     names = special_tokens.find(ids, special_tokens.configured(config), str(path), kind="wordpiece")
     backend = build(
@@ -90,7 +90,7 @@ def load(path: Path, config: dict[str, Any], lowercase: bool | None) -> tuple[An
 
 
 def has_long_runs(lines: list[str]) -> bool:
-    """Returns whether a hundredth of the letters are of scripts whose runs are to be cut."""
+    """Returns whether more than 1 % of the letters belong to scripts written without spaces."""
     found: Counter[str] = Counter()
     for start in range(0, len(lines), _LINES_PER_CALL):
         found.update(scripts.count("".join(lines[start : start + _LINES_PER_CALL])))
@@ -98,16 +98,16 @@ def has_long_runs(lines: list[str]) -> bool:
 
 
 def from_words(state: dict[str, Any], *, source: str) -> dict[str, Any]:
-    """Returns a tokenizer.json of whole words (WordLevel) as one of WordPiece with equal ids.
+    """Returns a tokenizer.json of whole words (WordLevel) converted to WordPiece with equal ids.
 
-    Without a token that goes on a word, WordPiece knows a word whole or not at all. Raises
-    UsageError if the vocabulary has such tokens.
+    Without continuation tokens, WordPiece also encodes a word as one token or as unknown. Raises
+    UsageError if the vocabulary has continuation tokens.
     """
     vocab = state["model"]["vocab"]
     if within := [token for token in vocab if token.startswith("##")]:
         raise UsageError(
-            f"{source}: model WordLevel is read as WordPiece, where {brief(within[0])} would be "
-            "the inside of a word; train another tokenizer, such as wordpiece, on the text"
+            f"{source}: model WordLevel is read as WordPiece, where {brief(within[0])} would "
+            "continue a word; train another tokenizer, such as wordpiece, on the text"
         )
     model = {
         "type": "WordPiece",
@@ -120,15 +120,15 @@ def from_words(state: dict[str, Any], *, source: str) -> dict[str, Any]:
 
 
 def train(lines: list[str], *, vocab_size: int, **settings: Any) -> list[str]:
-    """Returns at most `vocab_size` tokens in the order of their ids: specials, then by falling
-    frequency; `settings` are those of `bert_backend`.
+    """Returns at most `vocab_size` tokens, sorted by id: special tokens, then by falling frequency;
+    `settings` are passed to `bert_backend`.
 
-    A function of the lines' contents alone, not of threads or hash seeds. Raises `UsageError` if
-    the text has more characters than `vocab_size` has room for.
+    The result depends only on the content of `lines`, not on threads or hash seeds. Raises
+    `UsageError` if the text has more characters than fit into `vocab_size`.
     """
     from tokenizers import models, trainers
 
-    # The distinct words, for the characters that occur after the first.
+    # The distinct words, to find the characters that occur after the first one.
     words = bert_backend(models.WordLevel(unk_token="[UNK]"), **settings)
     alphabet = _alphabet(lines, vocab_size=vocab_size, normalizer=words.normalizer)
     words.train_from_iterator(
@@ -141,12 +141,12 @@ def train(lines: list[str], *, vocab_size: int, **settings: Any) -> list[str]:
     if len(units) > vocab_size:
         raise UsageError(
             f"vocabulary size {vocab_size} is too small for this text: its characters and the "
-            f"special tokens alone need {len(units)}"
+            f"special tokens need at least {len(units)}"
         )
 
-    # The trainer numbers ##-characters in the order a hash map yields them, and breaks ties between
-    # equally frequent pairs by those numbers: from run to run it even chooses other tokens. Given
-    # every unit beforehand, as "special" tokens, it has no such freedom.
+    # The trainer numbers ##-characters in the order of a hash map, and breaks ties between equally
+    # frequent pairs by these numbers, so that the chosen tokens differ from run to run. Passing
+    # every unit as a "special" token fixes the numbers.
     trained = bert_backend(models.WordPiece(unk_token="[UNK]"), **settings)
     trained.train_from_iterator(
         lines,
@@ -191,10 +191,10 @@ def _counts(lines: list[str], tokens: list[str], backend: Any) -> dict[str, int]
 
 
 def _alphabet(lines: list[str], *, vocab_size: int, normalizer: Any) -> list[str]:
-    """Returns the characters to have as tokens, sorted: the most frequent after normalisation.
+    """Returns the characters of the alphabet, sorted: the most frequent ones after normalization.
 
-    At most `_MAX_ALPHABET`, and at most a quarter of the vocabulary, since nearly every one comes
-    twice, alone and with ##. Words with any other character become [UNK].
+    At most `_MAX_ALPHABET`, and at most a quarter of the vocabulary, since nearly every character
+    needs two tokens, with and without ##. Words with any other character become [UNK].
     """
     counts = count_characters(lines, normalizer)
     counts = {character: n for character, n in counts.items() if not character.isspace()}
@@ -205,15 +205,15 @@ def _alphabet(lines: list[str], *, vocab_size: int, normalizer: Any) -> list[str
     wanted = _MIN_COVERAGE * total
     if ranked and covered[-1] < wanted:
         raise UsageError(
-            f"this text is written with {len(counts):,} different characters; the "
-            f"{_MAX_ALPHABET:,} that a trained WordPiece vocabulary has are "
-            f"{covered[-1] / total:.1%} of it, and words with others would be [UNK]: train "
+            f"this text has {len(counts):,} different characters; a trained WordPiece vocabulary "
+            f"keeps {_MAX_ALPHABET:,}, which cover "
+            f"{covered[-1] / total:.1%} of it, and words with other characters become [UNK]: train "
             "with `tokenizer` sentencepiece, or name a published vocab.txt"
         )
     enough = int(np.searchsorted(covered, wanted)) + 1 if ranked else 0
     if room < enough:
         raise UsageError(
-            f"vocabulary size {vocab_size} is too small for this text, which is written with "
+            f"vocabulary size {vocab_size} is too small for this text, which has "
             f"{len(counts)} different characters; use at least {4 * enough}"
         )
     return sorted(ranked[:room])
@@ -227,10 +227,10 @@ def bert_backend(
     handle_chinese_chars: bool = True,
     cuts_runs: bool = False,
 ) -> Any:
-    """Returns `model` behind BERT's text cleaning and word splitting.
+    """Returns `model` with BERT's text cleaning and word splitting in front of it.
 
-    With `cuts_runs` it cuts runs of letters of scripts without spaces, which `BertTokenizer` takes
-    for one word each, before they are too long for one and all [UNK].
+    `cuts_runs` splits long runs of letters in scripts without spaces. `BertTokenizer` would read
+    such a run as one word, which becomes [UNK] if it is too long.
     """
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
@@ -245,7 +245,7 @@ def bert_backend(
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     if cuts_runs:
         letter, most = scripts.run_together(), _MAX_CHARS_PER_WORD
-        # A run that is long enough is cut before a letter: a mark stays with the one before it.
+        # A long run is split before a letter, so that a mark stays with its letter.
         run = Regex(f"(?={letter}{{{most + 1}}}){letter}{{{most - 20},{most}}}(?!\\p{{M}})")
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [backend.pre_tokenizer, pre_tokenizers.Split(run, "isolated")]

@@ -1,6 +1,4 @@
-"""The tokens that begin a word, one bit an id, for masks that take words whole; and how to read
-tokens.
-"""
+"""Finds the tokens that begin a word, for whole-word masking, and makes tokens readable."""
 
 import unicodedata
 
@@ -9,26 +7,26 @@ import numpy as np
 from bert_jax.data.language import scripts
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 
-# Of the tokens: text in other scripts that quotes such letters is masked as it always was.
+# A smaller share of letters in scripts without spaces is treated as quotations.
 _FEW = 0.01
 
 
 def is_by_piece(tokenizer: Tokenizer, token_counts: np.ndarray) -> bool:
-    """Returns whether a text, whose ids occur so often (int64 `[vocab_size]`), is in a script
-    without spaces, so that its pieces are taken for words.
+    """Returns whether a text is in a script without spaces, so that each piece counts as a word.
+    `token_counts` (int64 `[vocab_size]`) is the number of occurrences of each id in the text.
     """
     differs = begins_word(tokenizer) != begins_word(tokenizer, by_piece=False)
     return bool(token_counts[differs].sum() > _FEW * token_counts.sum())
 
 
 def begins_word(tokenizer: Tokenizer, *, by_piece: bool = True) -> np.ndarray:
-    """Returns bool `[vocab_size]`: true for the ids that begin a word, wherever they stand.
+    """Returns bool `[vocab_size]`: true for the ids that begin a word, at any position.
 
-    The first token of a text begins a word as well; byte-level BPE writes it without a mark. Where
-    names do not show it (`probe.NO_MARKS`), each token is a word. WordPiece makes punctuation and
-    Chinese characters separate words; the others do not, so that a word would be a sentence in
-    scripts without spaces. There each piece is a word, `by_piece`, if it begins with a letter.
-    (Words of Thai in WordPiece are as long as its runs.)
+    The first token of a text also begins a word; byte-level BPE writes it without a mark. If names
+    do not show word starts (`probe.NO_MARKS`), each token is a word. In WordPiece, punctuation and
+    Chinese characters are separate words. In the other tokenizers they are not, so that a sentence
+    in a script without spaces would be one word; `by_piece` counts each of its pieces that begins
+    with a letter as a word. (In WordPiece, Thai words are as long as the runs of letters.)
     """
     ids = list(range(tokenizer.vocab_size))
     tokens = tokenizer.tokens(ids)
@@ -42,8 +40,8 @@ def begins_word(tokenizer: Tokenizer, *, by_piece: bool = True) -> np.ndarray:
 
 
 def whole_words(tokenizer: Tokenizer) -> list[str]:
-    """Returns for each id the word that it writes; nothing for one that is part of a word, special,
-    or not of letters alone. Marks count with their letters: the vowels of Hindi are marks.
+    """Returns for each id the word that it writes; "" for ids that are special, part of a word, or
+    not only letters. Marks count as letters: the vowels of Hindi are marks.
     """
     ids, special = list(range(tokenizer.vocab_size)), {*vars(tokenizer.special).values()}
     texts = [tokenizer.text_of(id_).strip() for id_ in ids]
@@ -59,8 +57,8 @@ def _is_word(text: str) -> bool:
 
 
 def readable(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Returns the tokens of ids. A byte-level one is its text, with "▁" for each space; where that
-    is no whole character, or the token is special, as the vocabulary has it.
+    """Returns readable tokens of ids: byte-level tokens as their text, with "▁" for each space; the
+    vocabulary's name for special tokens and for parts of a character.
     """
     names = tokenizer.tokens(ids)
     if not tokenizer.is_byte_level:

@@ -1,4 +1,4 @@
-"""Attention (registry.ATTENTION): one seam, and a module for each implementation of it."""
+"""Attention (registry.ATTENTION): one interface, and one module per implementation."""
 
 from bert_jax.model.attention.implementation import Implementation as Implementation
 from bert_jax.model.attention.need import Need as Need

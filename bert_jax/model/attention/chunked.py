@@ -1,9 +1,9 @@
-"""Attention of which nothing of L x S is stored: queries in chunks, whose scores are computed again
-in the backward pass (Rabe and Staats 2021, arXiv:2112.05682).
+"""Attention without an array of L x S: chunks of queries, with scores that the backward pass
+recomputes (Rabe and Staats 2021, arXiv:2112.05682).
 
-A chunk sees whole rows of keys, so that its softmax needs no second look. A device computes one row
-after the other, of a row some heads, and of these one chunk: its scores, and the sums of what keys
-and values get, stay in fast memory.
+A chunk attends to whole rows of keys, so that its softmax is exact in one pass. A device loops over
+rows, groups of heads and chunks: the scores of a chunk and the gradient sums of its keys and values
+stay in fast memory.
 
 Dims: B batch, H heads, K head size, L length of the queries, S length of the keys; J groups of G
 heads, N chunks of a row, C queries of a chunk.
@@ -22,11 +22,10 @@ from bert_jax.model.attention.plain import FORBIDDEN
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import on_each_device, spec_of
 
-# Queries of a chunk, and scores of it, which are those of one head at least.
+# Queries per chunk, and the maximum number of scores per chunk (but at least one head).
 _QUERIES, _SCORES = 1024, 2**23
-# Keys of a row from which on it pays: where 128 MiB of fast memory hold a chunk, it is faster from
-# the first number on, and elsewhere the memory that it spares decides (docs/benchmarks.md, "Long
-# rows").
+# Keys per row from which this is used. Devices in `_FAST_FROM` hold a chunk in 128 MiB of fast
+# memory and are faster; on others the saved memory decides (benchmarks/results/attention-tpu.md).
 _PAYS_FROM = 2048
 _FAST_FROM = {"TPU v4": 1024, "TPU v5 lite": 1024, "TPU v6 lite": 1024}
 
@@ -79,7 +78,7 @@ def _partitions(x_BHKL: jax.Array) -> tuple[jax.P, jax.P]:
 
 
 def _local_forward(q_BHKL, k_BHKS, v_BHKS, mask) -> tuple[jax.Array, jax.Array]:
-    """Returns attention and the logarithm of what the exponentials of scores are divided by."""
+    """Returns attention and the log-normalizer of the softmax."""
     cut = _Cut.of(q_BHKL, k_BHKS)
 
     def row(part):
@@ -108,7 +107,7 @@ def _local_forward(q_BHKL, k_BHKS, v_BHKS, mask) -> tuple[jax.Array, jax.Array]:
 
 
 def _local_backward(q_BHKL, k_BHKS, v_BHKS, mask, out_BHKL, normaliser_BHL, g_BHKL) -> tuple:
-    """The sum over a row of the derivative of weights times these is that of g times out."""
+    """The row sum of (derivative of weights) x weights equals the row sum of g x out."""
     cut = _Cut.of(q_BHKL, k_BHKS)
     products_BHKL = g_BHKL.astype(jnp.float32) * out_BHKL.astype(jnp.float32)
     of_queries = (q_BHKL, g_BHKL, jnp.sum(products_BHKL, axis=2), normaliser_BHL)
@@ -144,10 +143,10 @@ def _local_backward(q_BHKL, k_BHKS, v_BHKS, mask, out_BHKL, normaliser_BHL, g_BH
 
 
 class _Cut(NamedTuple):
-    """How the queries of a row are cut, and its heads."""
+    """The split of a row's queries into chunks and of its heads into groups."""
 
     length: int
-    # Queries of a chunk, and heads of a group.
+    # Queries per chunk, and heads per group.
     size: int
     heads: int
 
@@ -169,7 +168,7 @@ class _Cut(NamedTuple):
         return jnp.moveaxis(self._cut(self.groups(x)), -2, 2)
 
     def mask(self, mask: Mask) -> Mask:
-        """Returns the mask whose arrays of queries are `[B, N, C]`."""
+        """Returns the mask with query arrays of shape `[B, N, C]`."""
         ids, positions = (
             self._cut(jnp.asarray(x)) for x in (mask.query_ids_BL, mask.query_positions_BL)
         )
@@ -182,7 +181,7 @@ class _Cut(NamedTuple):
         return jnp.reshape(x, (x.shape[0], heads, *x.shape[3:-2], -1))[..., : self.length]
 
     def _cut(self, x: jax.Array) -> jax.Array:
-        """Returns `[..., N, C]`; zeros fill the last chunk."""
+        """Returns `[..., N, C]`; the last chunk is padded with zeros."""
         ends = ((0, 0),) * (x.ndim - 1) + ((0, -self.length % self.size),)
         return jnp.reshape(jnp.pad(x, ends), (*x.shape[:-1], -1, self.size))
 
@@ -192,7 +191,7 @@ def _queries(mask: Mask) -> tuple[jax.Array, jax.Array]:
 
 
 def _scores(q_GKC, k_GKS, mask: Mask, queries: tuple) -> jax.Array:
-    """Returns float32 `[G, C, S]` of the chunk with such queries; `mask` is that of its row."""
+    """Returns float32 `[G, C, S]` of the chunk with these queries; `mask` belongs to its row."""
     ids_C, positions_C = queries
     allowed_CS = dataclasses.replace(
         mask,

@@ -1,11 +1,11 @@
 """Attention by cuDNN's kernels for NVIDIA GPUs, `jax._src.cudnn.fused_attention_stablehlo`.
 
-They store nothing of L x S, and a sequence of a packed row is a call of its own, so that no work is
-done between sequences. What they do not have: float32, windows to both sides, dropout whose masks
-differ from step to step, and GPUs before Hopper for packed rows.
+The kernels store no array of L x S, and treat each sequence of a packed row as a separate call, so
+that no work is done across sequences. They do not support float32, two-sided windows, dropout masks
+that change from step to step, or packed rows on GPUs before Hopper.
 
-jax's public function for them, `jax.nn.dot_product_attention`, cannot say where the sequences of a
-row begin; a mask in their place would be an array of L x S.
+JAX's public function, `jax.nn.dot_product_attention`, has no argument for the offsets of packed
+sequences; a mask instead would be an array of L x S.
 
 Dims: B batch, H heads, K head size, L length, M sequences of a row.
 """
@@ -22,33 +22,33 @@ from bert_jax.model.attention.need import Need
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import on_each_device, spec_of
 
-# Compute capability 9.0 and newer, by the beginning of the device's name.
+# Compute capability 9.0 and newer, by the prefix of the device's name.
 _NEW_ENOUGH = ("NVIDIA H", "NVIDIA GH", "NVIDIA B", "NVIDIA GB")
-# Columns for each sequence that a call has room for: a row with more and shorter ones is computed
-# by `chunked`.
+# Columns per sequence for which a call has room: `chunked` computes rows with more and shorter
+# sequences.
 _COLUMNS_PER_SEQUENCE, _FEWEST = 32, 8
 _LARGEST_HEAD, _HEAD_MULTIPLE = 256, 8
-# Keys of a row from which on it was seen to be faster than `fused` (docs/benchmarks.md, "GPUs").
+# Keys per row from which these kernels are faster than `fused` (benchmarks/results/gpu.md).
 _PAYS_FROM = 1024
 
 
 class Cudnn(Implementation):
-    """Serves whole rows in bfloat16 and float16 of which every column is a query."""
+    """Supports rows without windows, in bfloat16 and float16, with every column as a query."""
 
     name = "cudnn"
 
     def problem(self, need: Need) -> str | None:
         kind = need.device_kind
         if kind and not kind.startswith(_NEW_ENOUGH):
-            return f"needs an NVIDIA GPU from Hopper on, and this is {kind}: choose auto"
+            return f"needs an NVIDIA GPU of the Hopper generation or newer, not {kind}: choose auto"
         if need.dtype not in ("", "bfloat16", "float16"):
-            return f"computes no {need.dtype}: set compute.dtype=bfloat16, or choose auto"
+            return f"does not support {need.dtype}: set compute.dtype=bfloat16, or choose auto"
         if need.window is not None or need.is_causal or not need.reads_all:
-            return "serves whole rows to both sides, all of which is read: choose auto"
+            return "does not support windows, causal masks or partly read rows: choose auto"
         if need.head_size > _LARGEST_HEAD or need.head_size % _HEAD_MULTIPLE:
             return (
-                f"takes heads of a multiple of {_HEAD_MULTIPLE} up to {_LARGEST_HEAD} columns, "
-                f"and these have {need.head_size}: choose auto"
+                f"needs a head size that is a multiple of {_HEAD_MULTIPLE} and at most "
+                f"{_LARGEST_HEAD}, not {need.head_size}: choose auto"
             )
         return super().problem(need)
 
@@ -83,9 +83,9 @@ def _local(q_BHKL, k_BHKL, v_BHKL, mask) -> jax.Array:
 
 
 def runs(ids_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns where equal ids in neighbouring columns begin, `[B, M + 1]`, and how many there are,
-    `[B, M]`, both int32 and filled with -1; and bool, whether M was enough for every row. Padding
-    is a sequence of its own: what its columns get must be numbers.
+    """Returns the starts of runs of equal ids in a row, `[B, M + 1]`, and their lengths, `[B, M]`,
+    both int32 and padded with -1; and a bool, whether M suffices for every row. Padding is a
+    separate sequence, because the results in its columns must be finite.
     """
     length = ids_BL.shape[1]
     most = max(_FEWEST, length // _COLUMNS_PER_SEQUENCE)
@@ -103,7 +103,7 @@ def runs(ids_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _by_sequences(q_BHKL, k_BHKL, v_BHKL, *, starts_BM, lengths_BM) -> jax.Array:
-    # With its imports only where it is used.
+    # Imported here, because only this function needs it.
     from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
 
     by_token: Any = (jnp.transpose(x, (0, 3, 1, 2)) for x in (q_BHKL, k_BHKL, v_BHKL))

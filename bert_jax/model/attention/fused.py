@@ -1,4 +1,4 @@
-"""Attention over whole rows, of which one array of L x S is kept.
+"""Attention over whole rows that stores one array of L x S.
 
 Dims: B batch, H heads, K head size, L length of the queries, S length of the keys.
 """
@@ -17,7 +17,7 @@ from bert_jax.model.sharding import device_kind
 
 
 class Fused(Implementation):
-    """Serves whole rows on every platform. A bias of the scores is left to `plain`."""
+    """Supports rows without windows on every platform. `plain` serves scores with a bias."""
 
     name = "fused"
     takes_dropout = has_deputy = True
@@ -40,12 +40,12 @@ class Fused(Implementation):
 FUSED = Fused()
 
 
-# The derivative is written out, for what passes between memory and the units that compute: one
-# array of L x S in the compute type is kept (the exponentials of the scores, not normalised), and
-# one is made in the backward pass. What jax derives keeps three. Normalising after the product with
-# v, and taking the row sums of dP * P from the output, each saves a pass over L x S (Dao et al.
-# 2022, sections 3.1 and B.2). The dropout mask is in the sign of what is kept, minus where a weight
-# is dropped, so that its bits are drawn in the forward pass alone.
+# The derivative is written out to reduce memory traffic: one array of L x S in the compute type is
+# stored (the unnormalized exponentials of the scores), and one is created in the backward pass.
+# JAX's own derivative stores three. Normalizing after the product with v, and computing the row
+# sums of dP * P from the output, each saves a pass over L x S (Dao et al. 2022, sections 3.1 and
+# B.2). The dropout mask is the sign of the stored exponentials, minus where a weight is dropped, so
+# that its bits are drawn only in the forward pass.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -54,20 +54,20 @@ def _attend(q_BHKL, k_BHKS, v_BHKS, allowed_BLS, key, rate):
 
 
 def forward(q_BHKL, k_BHKS, v_BHKS, allowed_BLS, key, rate) -> tuple[jax.Array, Any]:
-    """Returns attention and what `backward` needs of it. Queries are scaled already."""
+    """Returns attention and the residuals of `backward`. The queries are already scaled."""
     dtype = v_BHKS.dtype
     scores_BHLS = _scores(q_BHKL, k_BHKS, allowed_BLS)
     highest_BHL = jnp.max(scores_BHLS, axis=-1)
     if device_kind().startswith("TPU"):
-        # Taken again, the product leaves as exponentials with their mask and their sums, in one
-        # pass: that costs less than to write its float32 and to read it twice.
+        # The matmul is recomputed and fused with exponentials, mask and sums into one pass: this is
+        # cheaper than to write its float32 result and read it twice.
         again_BHKL, highest_BHL = jax.lax.optimization_barrier((q_BHKL, highest_BHL))
         scores_BHLS = _scores(again_BHKL, k_BHKS, allowed_BLS)
     exp_BHLS = jnp.exp(scores_BHLS - highest_BHL[..., None]).astype(dtype)
     if rate:
         assert key is not None
         exp_BHLS = jnp.where(keep_mask(key, exp_BHLS, rate=rate), exp_BHLS, -exp_BHLS)
-    # What is kept is divided by the sum before dropout, times the share kept.
+    # The stored exponentials are divided by their sum before dropout, times the share kept.
     divisor_BHL = jnp.sum(jnp.abs(exp_BHLS.astype(jnp.float32)), axis=-1) * (1 - rate)
     out_BHKL = jnp.einsum(
         "bhls,bhks->bhkl",
@@ -85,10 +85,10 @@ def _scores(q_BHKL: jax.Array, k_BHKS: jax.Array, allowed_BLS: jax.Array) -> jax
 
 
 def backward(rate, residuals, g_BHKL) -> tuple:
-    """Returns the derivatives of queries, keys and values; None of the rest."""
+    """Returns the derivatives of queries, keys and values; None for the other arguments."""
     q_BHKL, k_BHKS, v_BHKS, exp_BHLS, divisor_BHL, out_BHKL = residuals
     dtype = v_BHKS.dtype
-    # In the type it has: else the TPU compiler lays the float32 of the line below out anew.
+    # In its own type: otherwise the TPU compiler copies the float32 of the next line.
     g_BHKL = jax.lax.optimization_barrier(g_BHKL)
     # P = exp * scale, dP is the gradient of the kept P, and dS = P (dP - rowsum(dP P)).
     scaled_g_BHKL = g_BHKL.astype(jnp.float32) / divisor_BHL[:, :, None]
@@ -99,7 +99,7 @@ def backward(rate, residuals, g_BHKL) -> tuple:
         "bhkl,bhks->bhls", scaled_g_BHKL, v_BHKS, preferred_element_type=jnp.float32
     )
     exp_BHLS = exp_BHLS.astype(jnp.float32)
-    if rate:  # where an exponential is 0, the derivative of its score is 0 whatever the mask was
+    if rate:  # if an exponential is 0, the derivative of its score is 0 for either mask
         dp_BHLS, exp_BHLS = jnp.where(exp_BHLS > 0, dp_BHLS, 0), jnp.abs(exp_BHLS)
     ds_BHLS = (exp_BHLS * (dp_BHLS - sums_BHL[..., None])).astype(dtype)
     dq_BHKL = jnp.einsum("bhls,bhks->bhkl", ds_BHLS, k_BHKS)
@@ -111,5 +111,5 @@ _attend.defvjp(forward, backward)
 
 
 def _kept(exp_BHLS: jax.Array, rate: float) -> jax.Array:
-    """Returns the exponentials that dropout keeps, not scaled, and 0 for the others."""
+    """Returns the exponentials that dropout keeps, unscaled, and 0 for the others."""
     return jnp.maximum(exp_BHLS, 0) if rate else exp_BHLS

@@ -1,4 +1,4 @@
-"""The seam of attention: what an implementation can do, and which one serves a need.
+"""The interface of attention: the needs an implementation supports, and the choice between them.
 
 Dims: B batch, H heads, K head size, L length of the queries, S length of the keys.
 """
@@ -16,41 +16,41 @@ from bert_jax.registry import ATTENTION
 
 
 class Implementation:
-    """One entry of `registry.ATTENTION`: all compute the same, and each says what it can serve.
+    """One entry of `registry.ATTENTION`: all compute the same function for different needs.
 
-    The order of the table is that in which `auto` asks them.
+    `auto` tries the entries in registry order.
     """
 
-    # As the table has it.
+    # The name in the registry.
     name = ""
     takes_bias = False
     takes_dropout = False
-    # Whether any config may name it: what it cannot serve is served by another one, as ever.
+    # Whether any config may name it, because another entry serves the needs it does not support.
     has_deputy = False
 
     def problem(self, need: Need) -> str | None:
-        """Returns why it cannot serve a need, and what to do about it; None where it can."""
+        """Returns why it does not support a need, with the fix; None if it does."""
         if need.has_bias and not self.takes_bias:
-            return "adds nothing to scores, as these positions or scores do: choose auto or plain"
+            return "does not support a bias of positions or scores: choose auto or plain"
         if need.dropout_rate and not self.takes_dropout:
             return (
-                "drops no weights of attention: set model.attention_probs_dropout_prob=0, or "
+                "does not support attention dropout: set model.attention_probs_dropout_prob=0, or "
                 "choose auto"
             )
         return None
 
     def problems(self, config: TrainConfig) -> Iterator[str]:
-        """Yields why a config may not name it, whatever the devices are."""
+        """Yields the reasons, on any device, for which a config may not name this entry."""
         if (problem := refusal(self.name, config)) is not None:
             yield problem
 
     def pays(self, need: Need) -> bool:
-        """Returns whether `auto` takes it for a need that it can serve."""
+        """Returns whether `auto` chooses it for a need that it supports."""
         return True
 
     def chosen(self, need: Need) -> "Implementation":
-        """Returns what serves a need where a config names this entry: windows are computed in
-        blocks where that can be, all else by itself, and what it cannot serve as `auto` says.
+        """Returns the implementation for a need if a config names this entry: `local` for windows
+        that it supports, otherwise this one, and `auto` for needs that it does not support.
         """
         for each in (ATTENTION["local"], self):
             if each.problem(need) is None:
@@ -68,7 +68,7 @@ class Implementation:
         key: DropoutKey | None,
         dropout_rate: float,
     ) -> jax.Array:
-        """Returns softmax(q k^T / sqrt(K) + bias) v, in which a query sees what `mask` allows.
+        """Returns softmax(q k^T / sqrt(K) + bias) v, limited to the keys that `mask` allows.
 
         Scores and softmax are float32; the result has the type of `v_BHKS` and the shape of
         `q_BHKL`. `key=None` means evaluation.
@@ -99,14 +99,14 @@ class Implementation:
         key: DropoutKey | None,
         rate: float,
     ) -> jax.Array:
-        """Returns the same, computed here. The call is one that it can serve: an entry that
-        takes no bias gets None, and one that takes no dropout a rate of 0.
+        """Computes the result of `__call__` for a supported need: entries without bias support get
+        None, and entries without dropout support get a rate of 0.
         """
         raise NotImplementedError
 
 
 class Auto(Implementation):
-    """The entry `auto`: for each need the first entry that can serve it and pays."""
+    """The entry `auto`: chooses for each need the first entry that supports it and pays off."""
 
     name = "auto"
     takes_bias = takes_dropout = has_deputy = True
@@ -119,7 +119,7 @@ class Auto(Implementation):
 def serving(
     name: str, model: ModelConfig, *, length: int, device_kind: str, dtype: str
 ) -> dict[str, str]:
-    """Returns the entry that serves each kind of layers in training, where a config says `name`."""
+    """Returns the entry that serves each kind of layer in training if a config names `name`."""
     return {
         kind: chosen.name if (chosen := _chosen(name, need)) else name
         for kind, need in needs(model, length=length, device_kind=device_kind, dtype=dtype).items()
@@ -127,10 +127,10 @@ def serving(
 
 
 def refusal(name: str, config: TrainConfig, *, device_kind: str = "") -> str | None:
-    """Returns why an entry cannot serve: it can do nothing for any layer of any phase. None where
-    it can, and for those that leave what they cannot do to another one.
+    """Returns why an entry supports no layer of any phase; None if it supports some, and for
+    entries that leave unsupported needs to others.
 
-    Without a kind of devices only that is judged which holds on all.
+    Without `device_kind`, only reasons that hold for all devices count.
     """
     entry = ATTENTION[name]
     if not isinstance(entry, Implementation) or entry.has_deputy:
@@ -149,7 +149,7 @@ def refusal(name: str, config: TrainConfig, *, device_kind: str = "") -> str | N
 
 
 def _chosen(name: str, need: Need) -> Implementation | None:
-    """Returns what serves a need; None for a function of a user's own, which serves all."""
+    """Returns the implementation for a need; None for a custom function, which serves all needs."""
     entry = ATTENTION[name]
     return entry.chosen(need) if isinstance(entry, Implementation) else None
 

@@ -1,4 +1,4 @@
-"""Attention in a window, in blocks: scores, time and memory are linear in the length.
+"""Sliding-window attention in blocks: scores, time and memory are linear in the length.
 
 Dims: B batch, H heads, K head size, L length, N blocks of a row, C columns of a block.
 """
@@ -16,22 +16,22 @@ from bert_jax.model.attention.need import Need
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import over_batch, spec_of
 
-# Smaller blocks save nothing.
+# Smaller blocks are not faster.
 _SMALLEST_BLOCK = 16
 
 
 class Local(Implementation):
-    """Serves windows whose row is longer than the keys that a block is multiplied with."""
+    """Supports windows if the row is longer than two blocks, the keys that a block needs."""
 
     name = "local"
 
     def problem(self, need: Need) -> str | None:
         if need.window is None:
-            return "serves windows alone: set model.attention_window, or choose auto"
+            return "supports only windows: set model.attention_window, or choose auto"
         if (problem := super().problem(need)) is not None:
             return problem
         if not need.reads_all or near_block(need.window, need.length) is None:
-            return "cuts rows that are longer than twice the window: choose auto"
+            return "supports only rows longer than twice the window: choose auto"
         return None
 
     def attend(
@@ -49,10 +49,10 @@ class Local(Implementation):
 
 
 def near_block(window: int | None, length: int) -> int | None:
-    """Returns the columns of a block in which a window is computed; None where it takes whole rows.
+    """Returns the columns per block of a window; None if whole rows are used instead.
 
-    A query sees keys of its own block and of half a block on either side. A block is as long as the
-    window: one of 128 columns fills the lanes of a TPU, and cutting a row there moves whole tiles.
+    A query attends to keys in its own block and in half a block on either side. A block is as long
+    as the window: 128 columns fill the lanes of a TPU, and a row is split at whole tiles.
     """
     if window is None:
         return None
@@ -61,7 +61,7 @@ def near_block(window: int | None, length: int) -> int | None:
 
 
 def keys_seen(need: Need) -> int:
-    """Returns with how many keys a query is multiplied: those of two blocks, or of a row."""
+    """Returns the keys that each query is multiplied with: two blocks, or the whole row."""
     block = near_block(need.window, need.length)
     return need.length if block is None or LOCAL.problem(need) else 2 * block
 
@@ -70,8 +70,8 @@ LOCAL = Local()
 
 
 def _in_blocks(x_BHKL: jax.Array, block: int, *, with_neighbours: bool) -> jax.Array:
-    """Returns `[B N, H, K, C]`: each of the N blocks of a row, or `[B N, H, K, 2 C]`: with half a
-    block before it and after it. Beyond the ends of a row are zeros.
+    """Returns the N blocks of a row, `[B N, H, K, C]`, or `[B N, H, K, 2 C]` with half a block
+    before and after each. Rows are padded with zeros at both ends.
     """
     batch, heads, size, length = x_BHKL.shape
     count, side = -(-length // block), block // 2 if with_neighbours else 0
@@ -95,10 +95,10 @@ def _in_rows(x_CHKL: jax.Array, batch: int, length: int) -> jax.Array:
 
 
 def _near_allowed(mask: Mask, block: int) -> jax.Array:
-    """Returns bool `[B N, C, 2 C]`: whether a query of a block sees a key around it."""
+    """Returns bool `[B N, C, 2 C]`: whether a query of a block attends to a nearby key."""
 
     def blocks(x_BL, *, with_neighbours):
-        # Ids count from 1, so that zeros beyond the ends are of no sequence.
+        # Ids count from 1, so that the zero padding belongs to no sequence.
         return _in_blocks(x_BL[:, None, None], block, with_neighbours=with_neighbours)[:, 0, 0]
 
     queries, keys = {"with_neighbours": False}, {"with_neighbours": True}
@@ -130,7 +130,7 @@ def _near_forward(q_BHKL, k_BHKL, v_BHKL, allowed, block) -> tuple[jax.Array, An
 
 
 def _near_backward(block, kept, g_BHKL):
-    """Cuts the rows again: blocks with what is around them are twice as much to keep."""
+    """Splits the rows again: blocks with their neighbors would take twice the memory to store."""
     *whole, exponentials, divisor, out = kept
     cut, pull = jax.vjp(partial(_all_in_blocks, block=block), *whole)
     g = _in_blocks(g_BHKL, block, with_neighbours=False)

@@ -1,4 +1,4 @@
-"""The need of a layer, by which attention is chosen: known before a program is traced."""
+"""The properties of an attention call that choose its implementation, known before tracing."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from bert_jax.registry import POSITIONS, SCORES
 class Need:
     """One call of attention."""
 
-    # Keys of a row, and columns of a head.
+    # Keys per row, and columns per head.
     length: int
     head_size: int
-    # Positions that a token sees, half of them on either side; None is all.
+    # Positions that a token attends to, half of them on either side; None means all.
     window: int | None = None
     is_causal: bool = False
-    # Whether each column is a query; else those are that are read.
+    # Whether every column is a query, or only the positions that are read.
     reads_all: bool = True
-    # Whether positions or scores add an array of L x S.
+    # Whether positions or scores add a bias of L x S.
     has_bias: bool = False
-    # The share of attention's weights that is dropped.
+    # The dropout rate of the attention weights.
     dropout_rate: float = 0.0
-    # `jax.Device.device_kind`, and the type that is computed in; empty where not known yet.
+    # `jax.Device.device_kind`, and the compute type; empty if not yet known.
     device_kind: str = ""
     dtype: str = ""
 
@@ -39,7 +39,7 @@ class Need:
         device_kind: str = "",
         dtype: str = "",
     ) -> "Need":
-        """Returns what a layer needs in training, in rows of a length of which all is read."""
+        """Returns the need of a layer in training, for rows that are read completely."""
         return cls(
             length=length,
             head_size=model.hidden_size // model.num_attention_heads,
@@ -52,16 +52,16 @@ class Need:
 
 
 def adds_to_scores(model: ModelConfig) -> bool:
-    """Returns whether something is added to the products of queries and keys."""
+    """Returns whether a term is added to the products of queries and keys."""
     kind, mixer = POSITIONS[model.position_embedding_type], model.mixer
     is_added = isinstance(mixer, SelfAttentionOptions) and SCORES[mixer.score].is_added
     return kind.adds_to_scores() or is_added
 
 
 def needs(model: ModelConfig, *, length: int, **known: str) -> dict[str, Need]:
-    """Returns what each kind of a model's layers needs in rows of a length: "global" ones, "local"
-    ones, which have a window, and the "last" one, which computes only what is read. A model whose
-    mixer is not attention has none. `known` is what is known of `device_kind` and `dtype`.
+    """Returns the need of each kind of layer for rows of a length: "global", "local" (with a
+    window) and "last" (computes only the positions that are read). A model with another mixer than
+    attention has none. `known` is `device_kind` and `dtype`, if known.
     """
     if model.mixer.kind != "attention":
         return {}

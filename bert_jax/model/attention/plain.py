@@ -1,4 +1,4 @@
-"""Attention by its formula: for new ideas, and what all others are compared with.
+"""Attention by its formula: the basis for experiments and the reference for all other entries.
 
 Dims: B batch, H heads, K head size, L length of the queries, S length of the keys.
 """
@@ -11,8 +11,8 @@ from bert_jax.model.attention.need import Need
 from bert_jax.model.dropout import DropoutKey, dropout
 from bert_jax.model.mask import Mask
 
-# What a forbidden score becomes. Finite, so that a row of padding has no NaN, and far below any
-# score, so that its softmax is exactly zero beside an allowed one.
+# The value of a masked score. It is finite, so that a row of padding gives no NaN, and so low that
+# its softmax is exactly zero in a row with an allowed score.
 FORBIDDEN = -1e9
 
 
@@ -26,8 +26,8 @@ def plain(
     key: DropoutKey | None,
     dropout_rate: float,
 ) -> jax.Array:
-    """Returns softmax(q k^T / sqrt(K) + bias) v, in which a query sees what `mask` allows; its
-    derivative is jax's, for which three arrays of L x S are kept.
+    """Returns softmax(q k^T / sqrt(K) + bias) v, limited to the keys that `mask` allows; JAX
+    derives the backward pass, which stores three arrays of L x S.
     """
     scale = q_BHKL.shape[2] ** -0.5
     scores_BHLS = jnp.einsum(
@@ -41,7 +41,7 @@ def plain(
 
 
 class Plain(Implementation):
-    """Serves everything, and all of it itself where a config names it."""
+    """Supports every need, and never delegates if a config names it."""
 
     name = "plain"
     takes_bias = takes_dropout = True

@@ -27,8 +27,7 @@ from bert_jax.model.dropout import DropoutKey, hashed, key_words, threshold
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import device_kind, index_along, on_each_device, spec_of
 
-# Hopper, by the prefix of the device's name: on an H200 the kernels are faster than `fused`
-# (docs/benchmarks.md, "GPUs").
+# Hopper, by device name prefix: faster than `fused` on an H200 (benchmarks/results/gpu.md).
 _PAYS_ON = ("NVIDIA H100", "NVIDIA H200", "NVIDIA GH200")
 _HEAD_SIZES = (16, 32, 64, 128)
 # Exponentials are computed as powers of two, for which a GPU has an instruction.
@@ -53,7 +52,7 @@ _LENGTH_MULTIPLE = 64
 
 
 class Triton(Implementation):
-    """Serves whole rows in bfloat16 and float16 of which every column is a query."""
+    """Supports rows without windows, in bfloat16 and float16, with every column as a query."""
 
     name = "triton"
     takes_dropout = True
@@ -61,23 +60,23 @@ class Triton(Implementation):
     def problem(self, need: Need) -> str | None:
         kind = need.device_kind
         if kind and not kind.startswith("NVIDIA"):
-            return f"needs an NVIDIA GPU, and this is {kind}: choose auto"
+            return f"needs an NVIDIA GPU, not {kind}: choose auto"
         if need.dtype not in ("", "bfloat16", "float16"):
-            return f"computes no {need.dtype}: set compute.dtype=bfloat16, or choose auto"
+            return f"does not support {need.dtype}: set compute.dtype=bfloat16, or choose auto"
         if need.window is not None or need.is_causal or not need.reads_all:
-            return "serves whole rows to both sides, all of which is read: choose auto"
+            return "does not support windows, causal masks or partly read rows: choose auto"
         if need.head_size not in _HEAD_SIZES:
             return (
-                f"takes heads of {', '.join(map(str, _HEAD_SIZES))} columns, and these have "
-                f"{need.head_size}: choose auto"
+                f"needs a head size of {', '.join(map(str, _HEAD_SIZES))}, not {need.head_size}: "
+                "choose auto"
             )
         if need.length % _LENGTH_MULTIPLE:
             return (
-                f"takes rows of a multiple of {_LENGTH_MULTIPLE} tokens, and these have "
+                f"needs a sequence length that is a multiple of {_LENGTH_MULTIPLE}, not "
                 f"{need.length}: choose auto"
             )
         if kind and importlib.util.find_spec("jax.experimental.pallas.triton") is None:
-            return "needs a part of jax that this release does not have: choose auto"
+            return "needs jax.experimental.pallas.triton, which this JAX lacks: choose auto"
         return super().problem(need)
 
     def pays(self, need: Need) -> bool:
@@ -279,7 +278,7 @@ class _Draw(NamedTuple):
 
     rate: float
     length: int
-    # The key words of the row, and the place of the head's first query among those of all heads.
+    # The key words of the row, and the index of the head's first query among all heads.
     words: tuple[jax.Array, jax.Array] | None = None
     first: Any = None
 

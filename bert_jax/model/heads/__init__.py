@@ -1,1 +1,1 @@
-"""Parts of a model that stand on the encoder, one file each (registry.PARTS lists them)."""
+"""The heads of a model ("parts"), one file each (registry.PARTS lists them)."""

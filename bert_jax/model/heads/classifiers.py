@@ -1,4 +1,4 @@
-"""Heads of tasks: a class or a number for a text, a class for each token, a span of tokens."""
+"""Task heads: a class or a number per text, a class per token, a span of tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from bert_jax.model.layers import Linear
 
 
 def classes(head: HeadConfig) -> int:
-    """Returns the outputs of a classifier: one for each label, or one number to regress."""
+    """Returns the number of outputs: one per label, or one number for regression."""
     return max(1, len(head.labels))
 
 
@@ -30,14 +30,14 @@ class _SequenceClassifier(Part):
 
 
 class _OfTokens(Linear):
-    """A linear map of each token, or of what a `Transform` makes of it."""
+    """A linear layer on each token, optionally after a `Transform`."""
 
     def __init__(self, outputs: int, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs):
         super().__init__(config.hidden_size, outputs, config=config, rngs=rngs)
         self.transform = Transform(config, rngs=rngs) if head.transform else None
 
     def read(self, x_BLD: jax.Array) -> jax.Array:
-        """Returns what the map takes, before dropout."""
+        """Returns the input of the linear layer, before dropout."""
         return x_BLD if self.transform is None else self.transform(x_BLD)
 
 
@@ -60,7 +60,7 @@ class _SpanClassifier(_EveryToken):
         return _OfTokens(2, config, head, rngs=rngs)
 
     def __call__(self, module: Any, x_BRD: Any, context: Context) -> dict[str, jax.Array]:
-        # Without dropout, as google-research/bert run_squad.py.
+        # No dropout, as in google-research/bert run_squad.py.
         return {"span_logits": module.scores(module.read(x_BRD))}
 
 

@@ -1,4 +1,4 @@
-"""The embedding: one vector for each text of a row, without parameters.
+"""The embedding head: one vector per text of a row, without parameters.
 
 Dims: B rows, L length, P texts of a row, D width.
 """
@@ -17,7 +17,7 @@ from bert_jax.model.layers import gather_ids, gather_positions
 
 
 class Embedding(nnx.Module):
-    """Holds the name of the pooling."""
+    """Stores the name of the pooling."""
 
     def __init__(self, pooling: str):
         self.pooling = pooling
@@ -26,7 +26,7 @@ class Embedding(nnx.Module):
 def pooled(x_BLD: jax.Array, batch: Mapping[str, jax.Array], pooling: str) -> jax.Array:
     """Returns the vector of each text `[B, P, D]`, float32, [CLS] and [SEP] included.
 
-    `text_positions` `[B, P]` names the first token of each text. The poolings are those of
+    `text_positions` `[B, P]` is the first token of each text. The poolings equal those in
     sentence-transformers (sentence_transformer/modules/pooling.py).
     """
     if pooling == "mean":

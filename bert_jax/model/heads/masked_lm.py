@@ -1,4 +1,4 @@
-"""The masked language model: scores over the vocabulary at the masked positions.
+"""The masked-LM head: scores over the vocabulary at the masked positions.
 
 Dims: B batch, M masked positions, D width, V vocabulary.
 """
@@ -18,8 +18,9 @@ from bert_jax.model.layers import Embed, Linear, Norm, activation, split_rows
 
 
 class MaskedLMHead(nnx.Module):
-    """A transformation, and the word embedding as output matrix (Devlin et al. 2019) or one of its
-    own. The transformation is a map, an activation and a norm, or two maps, each activated.
+    """A transformation, and the word embedding (Devlin et al. 2019) or a separate matrix as output
+    matrix. The transformation is a linear layer, an activation and a norm, or two activated linear
+    layers.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -43,7 +44,7 @@ class MaskedLMHead(nnx.Module):
         return output.logits(x_BMD, bias_V)
 
     def sliced(self, x_BMD: jax.Array, word: Embed, slices: int) -> SlicedScores:
-        """Returns the same scores, not yet computed."""
+        """Returns the same scores, computed later in slices."""
         x_BMD, output, bias_V = self._factors(x_BMD, word)
         return SlicedScores(x_BMD, output.columns(x_BMD.dtype), bias_V, slices)
 
@@ -54,7 +55,7 @@ class MaskedLMHead(nnx.Module):
             x_BMD = activation(self.act, self.transform_back(x_BMD))
         if self.layer_norm is not None:
             x_BMD = self.layer_norm(x_BMD)
-        # The sub-words that a mesh adds can never be the answer.
+        # Tokens that the mesh adds as padding can never be predicted.
         bias = jnp.zeros(self.num_words) if self.bias is None else self.bias[...]
         output = word if self.decoder is None else self.decoder
         return x_BMD, output, split_rows(bias, fill=-jnp.inf, rows=output.embedding.shape[0])

@@ -1,4 +1,4 @@
-"""The next-sentence head: does segment b follow segment a (Devlin et al. 2019)?"""
+"""The next-sentence head: whether segment b follows segment a (Devlin et al. 2019)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A part of a model: something with parameters that reads the encoder's output.
+"""The base of a model's heads ("parts"), which read the encoder's output.
 
 Dims: B batch, L length, R positions that are read, D width.
 """
@@ -13,45 +13,45 @@ from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.layers import Embed
 
-# What `Part.positions` returns for a part that reads the whole row.
+# What `Part.positions` returns for a part that reads whole rows.
 EVERY = "every position"
 
 
 class Context(NamedTuple):
-    """The values that a part may look at beside the positions that it reads."""
+    """The values that a part may use besides the positions that it reads."""
 
     batch: Mapping[str, jax.Array]
-    # What the parts before it gave.
+    # The outputs of the parts before it.
     outputs: Mapping[str, Any]
-    # The word embedding, which is the matrix of a tied output.
+    # The word embedding, which is also the output matrix if it is tied.
     word: Embed
     # The dropout key of the heads; None means evaluation.
     key: DropoutKey | None
     dropout_rate: float
-    # In how many slices a loss reads scores over the vocabulary; 1: whole.
+    # Slices in which a loss computes scores over the vocabulary; 1: no slices.
     loss_slices: int = 1
 
 
 class Part:
-    """One entry of `registry.PARTS`: how it is built, where it reads, and what it makes of that."""
+    """One entry of `registry.PARTS`: its parameters, the positions it reads and its outputs."""
 
-    # The part that it stands on: it reads that part's outputs instead of positions of its own.
+    # The part that this one builds on: it reads the outputs of that part, and no positions.
     needs: str | None = None
-    # Where its parameters have a bias over the vocabulary: names that lead there. None has none.
+    # Path of a bias over the vocabulary in its parameters; None if it has no such bias.
     output_bias: tuple[str, ...] | None = None
 
     def of(self, config: ModelConfig) -> "Part":
-        """Returns the part as a model of this config has it: this one, unless a field chooses."""
+        """Returns the part for a model of this config: this one, unless a field chooses another."""
         return self
 
     def build(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs) -> nnx.Module:
-        """Returns the module that holds the parameters: the subtree of the part's name."""
+        """Returns the module with the parameters: the subtree with the part's name."""
         raise NotImplementedError
 
     def positions(self, batch: Mapping[str, jax.Array]) -> jax.Array | str | None:
-        """Returns which positions `[B, R]` of each row it reads, `EVERY`, or None to be left out.
+        """Returns the positions `[B, R]` to read in each row, `EVERY`, or None to skip the part.
 
-        The last block of the encoder computes no more positions than are read.
+        The last block of the encoder computes only the positions that parts read.
         """
         raise NotImplementedError
 

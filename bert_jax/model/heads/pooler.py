@@ -1,5 +1,4 @@
-"""The pooler: one vector for each text, from its [CLS] token (Devlin et al. 2019), or from all of
-its tokens.
+"""The pooler: one vector per text, from its [CLS] token (Devlin et al. 2019) or all its tokens.
 
 Dims: B rows, L length, P texts of a row, D width.
 """
@@ -18,13 +17,13 @@ from bert_jax.model.heads.transform import Transform
 from bert_jax.model.layers import Linear, activation, gather_ids
 from bert_jax.model.sharding import over_batch
 
-# The number of the place where dropout is drawn; the classifier's own draw takes the key itself.
+# The number of the pooler's dropout site; the classifier uses the key itself.
 _BEFORE = 1
 
 
 class Pooler(nnx.Module):
-    """A linear map of the [CLS] token, and tanh; or another activation, as ELECTRA's classifiers
-    have exact GELU, with dropout before the map.
+    """A linear layer on the [CLS] token, and tanh; or, as in ELECTRA's classifiers, dropout, a
+    linear layer and exact GELU.
     """
 
     def __init__(self, config: ModelConfig, head: HeadConfig, *, rngs: nnx.Rngs):
@@ -39,7 +38,7 @@ class Pooler(nnx.Module):
 
 
 def beginnings(batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns where the texts begin `[B, P]`: at the first token, or where the batch says."""
+    """Returns the first token of each text `[B, P]`: token 0, or `text_positions` of the batch."""
     rows = batch["input_ids"].shape[0]
     first_B1 = jnp.zeros((rows, 1), jnp.int32, out_sharding=over_batch())
     pairs_BP = batch.get("nsp_positions", first_B1)
@@ -47,8 +46,8 @@ def beginnings(batch: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def means(x_BLD: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns the mean of the tokens of each text, padding left out: float32 `[B, P, D]`. A text
-    without tokens has zeros.
+    """Returns the mean over the tokens of each text without padding: float32 `[B, P, D]`. A text
+    without tokens gets zeros.
     """
     ids_BL = batch["sequence_ids"]
     ids_BP = gather_ids(ids_BL, beginnings(batch))
@@ -65,7 +64,7 @@ def means(x_BLD: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
 
 
 class _Part(Part):
-    """Reads the first token, or where the batch says that texts begin."""
+    """Reads the first token of the row, or of each text of the batch."""
 
     def of(self, config: ModelConfig) -> Part:
         return _POOLINGS[config.classifier_pooling]
@@ -90,7 +89,7 @@ class _Part(Part):
 
 
 class _OfMean(_Part):
-    """Reads every position, and maps the mean of each text."""
+    """Reads every position, and applies the pooler to the mean of each text."""
 
     def positions(self, batch: Mapping[str, jax.Array]) -> Any:
         return EVERY
@@ -100,7 +99,7 @@ class _OfMean(_Part):
 
 
 class _Late(_OfMean):
-    """Maps every position; the mean comes after that."""
+    """Applies the pooler to every position, and returns the mean of each text."""
 
     def pooled(self, module: Any, x_BRD: jax.Array, context: Context) -> jax.Array:
         mapped_BLD = _Part.pooled(self, module, x_BRD, context)

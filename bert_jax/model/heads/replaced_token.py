@@ -1,8 +1,8 @@
-"""Replaced-token detection: a small generator, and a head that says which tokens are not the
-original (Clark et al. 2020, ELECTRA).
+"""Replaced-token detection: a small generator, and a head that detects the tokens it replaced
+(Clark et al. 2020, ELECTRA).
 
-The generator is a whole model of its own, a `Bert` with the masked-LM head, but for what it shares
-with the encoder: its embedding tables. What is its own is the subtree of its part.
+The generator is a complete `Bert` with a masked-LM head that shares embedding tables with the
+encoder. The parameters it does not share are the subtree of its part.
 
 Dims: B batch, L length, D width.
 """
@@ -21,14 +21,14 @@ from bert_jax.model.layers import Linear, activation
 from bert_jax.registry import POSITIONS
 
 _TABLES = ("word", "position", "token_type")
-# What the generator has from the encoder, by `embedding_sharing`; most of it first.
+# Modules that the generator shares with the encoder, by `embedding_sharing`; most first.
 SHARED = {"all": (*_TABLES, "layer_norm"), "embeddings": _TABLES, "none": ()}
-# The parts of the generator, as a model.
+# The heads of the generator.
 GENERATOR_HEAD = HeadConfig(parts=("mlm",))
 
 
 class Generator(nnx.Module):
-    """The parameters of the generator that the encoder does not have."""
+    """The parameters that the generator does not share with the encoder."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         generator = config.generator()
@@ -39,10 +39,10 @@ class Generator(nnx.Module):
 
 
 def generator_params(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
-    """Returns the generator as a model: the parameters of `model.generator()` with a masked-LM
+    """Returns the parameters of the generator as a model: `model.generator()` with a masked-LM
     head.
 
-    `params` are those of `model`; shared arrays are the encoder's.
+    `params` belong to `model`; shared arrays are those in the encoder.
     """
     own, tables = params["generator"], params["encoder"]["embeddings"]
     shared = {name: tables[name] for name in SHARED[model.embedding_sharing] if name in tables}
@@ -51,9 +51,7 @@ def generator_params(params: Mapping[str, Any], model: ModelConfig) -> dict[str,
 
 
 def own_params(generator: Mapping[str, Any], sharing: str) -> dict[str, Any]:
-    """Returns of a generator's parameters those that it does not share: the inverse of
-    `generator_params`.
-    """
+    """Returns the parameters that a generator does not share: inverse of `generator_params`."""
     encoder = dict(generator["encoder"])
     tables = encoder.pop("embeddings")
     kept = {name: table for name, table in tables.items() if name not in SHARED[sharing]}
@@ -61,7 +59,7 @@ def own_params(generator: Mapping[str, Any], sharing: str) -> dict[str, Any]:
 
 
 class _GeneratorPart(Part):
-    """Parameters alone: the objective makes the generator's pass (objectives/replaced_token.py)."""
+    """Only parameters: the objective runs the generator (objectives/replaced_token.py)."""
 
     output_bias = ("mlm", "bias")
 
@@ -72,7 +70,7 @@ class _GeneratorPart(Part):
         return None
 
     def can_share_positions(self, model: ModelConfig) -> bool:
-        """Returns whether model and generator have positions of the same shapes."""
+        """Returns whether the positions of model and generator have equal shapes."""
         kind = POSITIONS[model.position_embedding_type]
 
         def shapes(model: ModelConfig) -> Any:
@@ -83,7 +81,7 @@ class _GeneratorPart(Part):
 
 
 class Discriminator(nnx.Module):
-    """A transformation and one score for each token: above 0 where it was replaced."""
+    """A transformation and one score per token: above 0 if the token was replaced."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width = config.hidden_size

@@ -1,8 +1,8 @@
-"""Scores over the vocabulary that are computed in slices, where the loss reads them, and nowhere
-kept: forward for what the loss is made of, and again for its derivative.
+"""Scores over the vocabulary that the loss computes in slices, once in the forward and once in the
+backward pass, so that they are never stored completely.
 
-Dims: B batch, M masked positions, N = B M of one device, D width, V vocabulary of one device, C
-sub-words of a slice.
+Dims: B batch, M masked positions, N = B M on one device, D width, V vocabulary on one device, C
+tokens of a slice.
 """
 
 from functools import partial
@@ -21,24 +21,24 @@ from bert_jax.model.sharding import (
     sum_over,
 )
 
-# Below any score, and finite: the difference of two of them is a number.
+# Below any score, and finite: the difference of two of them is not NaN.
 _LOWEST = jnp.finfo(jnp.float32).min
 
 
 class SlicedScores(NamedTuple):
     """The factors of scores `[B, M, V]`: `x_BMD` times `table_VD`, and `bias_V` added.
 
-    The table lies as `layers.split_rows` cuts it, and so does the bias, in float32.
+    The table is sharded as by `layers.split_rows`, and so is the bias, in float32.
     """
 
     x_BMD: jax.Array
     table_VD: jax.Array
     bias_V: jax.Array
-    # Slices of the vocabulary of each device.
+    # Slices of the vocabulary on each device.
     slices: int
 
     def cross_entropy(self, targets_BM: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns what `losses.cross_entropy_and_normaliser` does of the scores."""
+        """Returns the results of `losses.cross_entropy_and_normaliser` for the scores."""
         return _cross_entropy(self.x_BMD, self.table_VD, self.bias_V, targets_BM, self.slices)
 
 
@@ -73,13 +73,13 @@ _cross_entropy.defvjp(_forward, _backward)
 
 
 def _partitions(x_BMD: jax.Array, table_VD: jax.Array) -> tuple[jax.P, jax.P, jax.P]:
-    """Returns those of rows, of the table, and of what each sub-word has one of."""
+    """Returns the partitions of rows, of the table, and of vectors over the vocabulary."""
     words = jax.P(spec_of(table_VD)[0])
     return jax.P(spec_of(x_BMD)[0]), words.update(reduced=axes_summed_late(table_VD)), words
 
 
 def _local_forward(x_BMD, table_VD, bias_V, targets_BM, *, slices) -> tuple[jax.Array, ...]:
-    """The normaliser is added up slice by slice, relative to the highest score so far."""
+    """Accumulates the normalizer slice by slice, relative to the highest score so far."""
     x_ND, targets_N = x_BMD.reshape(-1, x_BMD.shape[-1]), targets_BM.reshape(-1)
 
     def add(sums, number):
@@ -116,7 +116,7 @@ def _local_backward(
     slices,
     is_summed_late,
 ) -> tuple[jax.Array, ...]:
-    """The derivative of a score is as in `losses`; a row of the table has that of one slice."""
+    """The derivative of a score is as in `losses`; each row of the table belongs to one slice."""
     x_ND = x_BMD.reshape(-1, x_BMD.shape[-1])
     targets_N1, log_normaliser_N1, of_loss_N1, of_normaliser_N1 = (
         each.reshape(-1, 1)
@@ -132,7 +132,7 @@ def _local_backward(
         dx_ND += _product(rounded_NC, rows_CD, 1, 0)
         drows_CD = _product(rounded_NC, x_ND, 0, 0)
         if not is_summed_late:
-            # Before it is rounded, as that of whole scores is.
+            # Summed before rounding, as with unsliced scores.
             drows_CD = sum_over(BATCH, drows_CD)
         return (dx_ND, _add(dtable_VD, drows_CD, begin), _add(dbias_V, d_NC.sum(0), begin)), None
 
@@ -145,11 +145,10 @@ def _local_backward(
 def _slice(
     number: jax.Array, x_ND: jax.Array, table_VD: jax.Array, bias_V: jax.Array, slices: int
 ) -> tuple[jax.Array, ...]:
-    """Returns where in the table a slice begins, its rows `[C, D]`, its scores `[N, C]`, and which
-    sub-words they are of, `[C]`.
+    """Returns the first row of a slice, its rows `[C, D]`, its scores `[N, C]` and token ids `[C]`.
 
-    Where the slices do not divide the vocabulary, the last one begins early enough to be as large
-    as the others. What another slice has, too, is of sub-word -1 there, and its score -inf.
+    If the slices do not divide the vocabulary, the last one starts earlier, so that all have the
+    same size. Tokens that it repeats get the id -1 and the score -inf.
     """
     words = table_VD.shape[0]
     size = -(-words // slices)
@@ -163,12 +162,12 @@ def _slice(
 
 
 def _product(a: jax.Array, b: jax.Array, of_a: int, of_b: int) -> jax.Array:
-    """Returns the sum over a dim of either matrix, float32."""
+    """Returns the product of two matrices over one dim of each, float32."""
     dims = (((of_a,), (of_b,)), ((), ()))
     return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
 
 def _add(whole: jax.Array, part: jax.Array, begin: jax.Array) -> jax.Array:
-    """Returns `whole` with `part` added to it from row `begin` on."""
+    """Returns `whole` with `part` added to the rows from `begin`."""
     there = jax.lax.dynamic_slice_in_dim(whole, begin, len(part))
     return jax.lax.dynamic_update_slice_in_dim(whole, there + part.astype(whole.dtype), begin, 0)

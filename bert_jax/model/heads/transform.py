@@ -1,4 +1,4 @@
-"""The map, activation and norm of a masked-LM head, which ModernBERT's classifiers have, too."""
+"""The transformation of a masked-LM head, which ModernBERT's classifiers also use."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from bert_jax.model.layers import Linear, Norm, activation
 
 
 class Transform(nnx.Module):
-    """A linear map, the activation of the encoder, and a norm."""
+    """A linear layer, the activation of the encoder, and a norm."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width, has_bias = config.hidden_size, config.linear_bias
@@ -20,10 +20,10 @@ class Transform(nnx.Module):
         self.layer_norm = Norm(width, config=config)
 
     def __call__(self, x: jax.Array, context: Context | None = None) -> jax.Array:
-        # `context` is a pooler's, which this one may stand in for.
+        # `context` is unused: the signature is that of `Pooler`, which this class can replace.
         return self.layer_norm(activation(self.hidden_act, self.dense(x)))
 
 
 def from_masked_lm(mlm: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of the masked-LM head's own as those of a `Transform`."""
+    """Returns the transformation of a masked-LM head as parameters of a `Transform`."""
     return {"dense": mlm["transform"], "layer_norm": mlm["layer_norm"]}

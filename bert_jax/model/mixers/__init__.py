@@ -1,3 +1,3 @@
-"""Mixers, by which the tokens of a sequence exchange what they know (registry.MIXERS)."""
+"""Mixers, which exchange information between the tokens of a sequence (registry.MIXERS)."""
 
 from bert_jax.model.mixers.mixer import Mixer as Mixer

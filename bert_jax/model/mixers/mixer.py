@@ -1,4 +1,4 @@
-"""The base of the mixers, by which the tokens of a sequence exchange what they know.
+"""The base of the mixers, which exchange information between the tokens of a sequence.
 
 Dims: B batch, L length, R positions that are read, D width, H heads, K head size.
 """
@@ -20,34 +20,34 @@ from bert_jax.registry import POSITIONS
 
 
 class Mixer:
-    """One entry of `registry.MIXERS`: its parameters, what it computes, and what that costs.
+    """One entry of `registry.MIXERS`: its parameters, computation and FLOPs.
 
     A mixer is built into each block. The last block computes only the positions that are read.
     """
 
-    # "MODULE.PARAMETER" of `build` -> role, where the last name does not say it: kernels and
-    # embeddings are decayed, biases and scales are not, and all are whole on each device.
+    # "MODULE.PARAMETER" of `build` -> role, if the last name does not determine it: by default
+    # kernels and embeddings are decayed, biases and scales are not, and none is sharded.
     roles: Mapping[str, Role] = MappingProxyType({})
 
     def problems(self, model: ModelConfig) -> Iterator[tuple[str, str]]:
-        """Yields the name of each field that a model with this mixer cannot have so, and why."""
+        """Yields the name of each field with a value that this mixer does not support, and why."""
         kind = model.position_embedding_type
         if POSITIONS[kind].is_in_attention():
             yield (
                 "position_embedding_type",
-                f"is {kind}, which works in attention only, and the mixer is {model.mixer.kind}; "
+                f"is {kind}, which only attention supports, but the mixer is {model.mixer.kind}; "
                 "choose learned, sinusoidal or none",
             )
         if model.attention_window:
             yield (
                 "attention_window",
-                f"is {model.attention_window}, which mixer {model.mixer.kind} does not read",
+                f"is {model.attention_window}, which mixer {model.mixer.kind} ignores; unset it",
             )
 
     def build(
         self, config: ModelConfig, layer: LayerSpec, *, rngs: nnx.Rngs
     ) -> dict[str, nnx.Module]:
-        """Returns the modules that hold its parameters: subtrees of the layer, initialised."""
+        """Returns the modules with its parameters, initialized: subtrees of the layer."""
         raise NotImplementedError
 
     def __call__(
@@ -62,14 +62,14 @@ class Mixer:
         key: DropoutKey | None,
         read_BR: jax.Array | None,
     ) -> jax.Array:
-        """Returns what is added to the tokens at `read_BR`, `[B, R, D]`; None reads all L.
+        """Returns the term to add to the tokens at `read_BR`, `[B, R, D]`; None reads all L.
 
         `block` has the modules of `build` and `config`. `x_BLD` are all tokens and `x_BRD` those
-        read; queries of `mask` are those read. A token may depend on tokens of its own sequence
-        only. `key=None` means evaluation.
+        read, which are the queries of `mask`. A token may only depend on tokens of the same
+        sequence. `key=None` means evaluation.
         """
         raise NotImplementedError
 
     def flops(self, model: ModelConfig, layer: LayerSpec, *, length: int, queries: int) -> int:
-        """Returns the FLOPs of its matrix products for one row, of which `queries` are read."""
+        """Returns the FLOPs of its matmuls for one row with `queries` positions that are read."""
         raise NotImplementedError

@@ -20,9 +20,9 @@ class Score(nnx.Module):
     The parameters of a score, if any, are `score` of each block.
     """
 
-    # "score.PARAMETER" -> role, as those of a mixer.
+    # "score.PARAMETER" -> role, as in a mixer.
     roles: Mapping[str, Role] = MappingProxyType({})
-    # Whether it is a sum instead of a product of two vectors: attention gets it as a bias.
+    # Whether it is a sum, not a product of two vectors: attention gets it as a bias.
     is_added = False
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):

@@ -30,7 +30,7 @@ from bert_jax.registry import POSITIONS, SCORES
 class SelfAttention(Mixer):
     """Self-attention with several heads (Vaswani et al. 2017)."""
 
-    # Cut by heads, as in Megatron-LM (Shoeybi et al. 2019, section 3).
+    # Sharded by heads, as in Megatron-LM (Shoeybi et al. 2019, section 3).
     roles = MappingProxyType(
         {
             **{
@@ -52,9 +52,8 @@ class SelfAttention(Mixer):
         width, kind = config.hidden_size, POSITIONS[config.position_embedding_type]
         score = _score(config)
         linear = partial(Linear, width, config=config, rngs=rngs, has_bias=config.linear_bias)
-        # Where neither position nor score says otherwise, a key's bias adds the same to all scores
-        # of a query, which softmax does not see: its gradient is zero, and what could be computed
-        # would be rounding.
+        # For most positions and scores, the bias of a key adds the same value to all scores of a
+        # query, which softmax ignores: its exact gradient is zero, so that it is not trained.
         return {
             "query": linear(width),
             "key": linear(
@@ -116,7 +115,7 @@ class SelfAttention(Mixer):
 
 
 def _score(model: ModelConfig) -> type[Score]:
-    """Returns the class of the score of a model. A custom kind may have no such option."""
+    """Returns the score class of a model. Mixer options of another kind may lack a score."""
     options = model.mixer
     if not isinstance(options, SelfAttentionOptions):
         options = SelfAttentionOptions()
@@ -124,7 +123,7 @@ def _score(model: ModelConfig) -> type[Score]:
 
 
 def _keys(model: ModelConfig, layer: LayerSpec, length: int, queries: int) -> int:
-    """Returns the keys with which a query is multiplied."""
+    """Returns the number of keys that each query is multiplied with."""
     return length if queries < length else keys_seen(Need.of_layer(model, layer, length=length))
 
 

@@ -1,4 +1,4 @@
-"""Positions that are added to the embeddings: a learned vector for each, or sines and cosines."""
+"""Positions that are added to the embeddings: learned vectors, or sines and cosines."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from bert_jax.model.sharding import over_batch
 
 
 class Learned(Position):
-    """A vector for each position, learned (Devlin et al. 2019)."""
+    """A learned vector for each position (Devlin et al. 2019)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         shape = (config.max_position_embeddings, config.table_size)
@@ -22,8 +22,8 @@ class Learned(Position):
 
     @staticmethod
     def rows_for(length: int, *, rows: int) -> np.ndarray:
-        """The table is repeated from its beginning, as Longformer begins from RoBERTa's (Beltagy et
-        al. 2020, section 5): neighbours stay neighbours everywhere but at the seams.
+        """The table is repeated, as Longformer initializes from RoBERTa (Beltagy et al. 2020,
+        section 5): adjacent positions stay adjacent except where a copy begins.
         """
         return np.arange(length) % rows
 
@@ -34,10 +34,9 @@ class Learned(Position):
 class Sinusoidal(Position):
     """Sines in the even columns and cosines in the odd ones (Vaswani et al. 2017, section 3.5).
 
-    They are multiplied by sqrt(2) x `initializer_range`, which makes them as large as the word
-    vectors are at the start. With an amplitude of 1 the normalisation that follows would leave
-    almost nothing of a word: the paper multiplies its words by the square root of the width
-    instead.
+    They are multiplied by sqrt(2) x `initializer_range`, the initial size of the word vectors. With
+    an amplitude of 1, the normalization that follows would leave almost nothing of a word; the
+    paper instead multiplies its word vectors by the square root of the width.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -46,7 +45,7 @@ class Sinusoidal(Position):
     @staticmethod
     def problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
         if model.table_size % 2:
-            yield "hidden_size", f"is {model.table_size}; sines and cosines come in pairs: even"
+            yield "hidden_size", f"is {model.table_size}; sinusoidal positions need an even size"
 
     def add(self, x_BLD: jax.Array, position_ids_BL: jax.Array) -> jax.Array:
         turns = frequencies(x_BLD.shape[-1], theta=10_000.0)

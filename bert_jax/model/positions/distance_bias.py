@@ -1,4 +1,4 @@
-"""Positions that add a number for the distance to each score: ALiBi, and T5's buckets."""
+"""Positions that add a bias per distance to each score: ALiBi, and T5's buckets."""
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,9 @@ from bert_jax.model.positions.position import Position
 
 
 class Alibi(Position):
-    """Takes a multiple of the distance from each score, in each head another (Press et al. 2022).
+    """Subtracts a multiple of the distance from each score, per head (Press et al. 2022).
 
-    The distance counts both ways, as in MosaicBERT.
+    The distance is symmetric, as in MosaicBERT.
     """
 
     def bias(
@@ -25,9 +25,9 @@ class Alibi(Position):
 
 
 class T5(Position):
-    """Adds a learned number for each head and range of distances (Raffel et al. 2020).
+    """Adds a learned bias per head and bucket of distances (Raffel et al. 2020).
 
-    One table serves all blocks. The scores keep their 1/sqrt(K), which T5 leaves out.
+    All blocks share one table. The scores keep the factor 1/sqrt(K), which T5 omits.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -39,7 +39,7 @@ class T5(Position):
     ) -> jax.Array:
         distance_BLS = key_positions_BS[:, None, :] - query_positions_BL[:, :, None]
         distance_BLS = jnp.clip(distance_BLS, -_FARTHEST, _FARTHEST) + _FARTHEST
-        # A number for each distance first, so that positions look up once.
+        # One number per distance first, so that positions need only one lookup.
         buckets_P = t5_buckets(np.arange(-_FARTHEST, _FARTHEST + 1))
         of_distance_PH = self.embedding[...].astype(jnp.float32)[buckets_P]
         return jnp.moveaxis(look_up(of_distance_PH, distance_BLS), -1, 1)
@@ -48,9 +48,9 @@ class T5(Position):
 def alibi_slopes(num_heads: int) -> np.ndarray:
     """Returns the slope of each head, float32: 2^(-8/H), 2^(-16/H), ...
 
-    Where the number of heads is no power of two, those of the next lower one come first, and every
-    second of those of the next higher one after them, as in the authors' code (ofirpress/
-    attention_with_linear_biases) and transformers' Bloom.
+    If the number of heads is not a power of two, the slopes of the next lower power come first,
+    followed by every second slope of the next higher one, as in the authors' code
+    (ofirpress/attention_with_linear_biases) and transformers' Bloom.
     """
 
     def of_power(heads: int) -> np.ndarray:
@@ -61,16 +61,16 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
     return np.concatenate([of_power(lower), more]).astype(np.float32)
 
 
-# T5's own numbers: buckets of both directions, and the distance from which on all are alike.
+# T5's constants: buckets of both directions, and the distance from which all share a bucket.
 _BUCKETS, _FARTHEST = 32, 128
 
 
 def t5_buckets(distance: np.ndarray) -> np.ndarray:
-    """Returns the bucket of each distance, key - query, as T5's encoder has it.
+    """Returns the bucket of each distance, key - query, as in T5's encoder.
 
-    Half of the buckets are for keys behind the query. Of a half, the first 8 are for one distance
-    each, and the others grow by a constant factor up to 128. In NumPy, when the program is traced:
-    a device's logarithm may round to the neighbouring bucket.
+    Half of the buckets are for keys before the query. In each half, the first 8 are for one
+    distance each, and the others grow by a constant factor up to 128. Computed in NumPy while
+    tracing: a device's logarithm may round to the neighboring bucket.
     """
     half = _BUCKETS // 2
     exact = half // 2

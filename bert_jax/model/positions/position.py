@@ -120,8 +120,8 @@ class Position(nnx.Module):
 def lengthened(params: Any, model: ModelConfig) -> Any:
     """Returns parameters, or their moments, with tables for the positions of `model`.
 
-    The given parameters are those of the same model with fewer positions. `Position.rows_for` of
-    the kind initializes the new rows; kinds without a table are unchanged.
+    `params` belong to the same model with fewer positions. `Position.rows_for` of the kind
+    initializes the new rows; kinds without a table are unchanged.
     """
     kind = POSITIONS[model.position_embedding_type]
 

@@ -1,4 +1,4 @@
-"""Positions whose vectors meet queries, and keys (Shaw et al. 2018; Huang et al. 2020)."""
+"""Positions with learned vectors per distance (Shaw et al. 2018; Huang et al. 2020)."""
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,9 @@ from bert_jax.model.sharding import over_batch, spec_of
 class RelativeKey(Position):
     """Adds the product of a query and a learned vector of the distance (Shaw et al. 2018).
 
-    The form is that of transformers 4's `relative_key`: each block has a table of 2 x
+    This is `relative_key` of transformers 4: each block has a table of 2 x
     `max_position_embeddings` - 1 distances that its heads share, the distance is query - key, and
-    what is added is divided by sqrt(K), too. Farther distances count as the farthest one.
+    the product is also divided by sqrt(K). Farther distances use the farthest vector.
     """
 
     is_per_block = True
@@ -28,7 +28,7 @@ class RelativeKey(Position):
 
     @staticmethod
     def rows_for(length: int, *, rows: int) -> np.ndarray:
-        """New distances begin as the farthest one, as which they have counted so far."""
+        """New distances are initialized with the farthest one, which they used so far."""
         return np.clip(np.arange(2 * length - 1) - (length - 1) + rows // 2, 0, rows - 1)
 
     @staticmethod
@@ -45,7 +45,7 @@ class RelativeKey(Position):
         return jnp.clip(distance_BLS, -self.farthest, self.farthest) + self.farthest
 
     def _products(self, x_BHKL: jax.Array) -> jax.Array:
-        """Returns the products with every distance, divided by sqrt(K): float32 `[B, H, P, L]`."""
+        """Returns the products with all distances, divided by sqrt(K): float32 `[B, H, P, L]`."""
         table_PK = self.embedding[...].astype(x_BHKL.dtype)
         scaled_BHKL = x_BHKL * x_BHKL.shape[2] ** -0.5
         return jnp.einsum(
@@ -58,9 +58,7 @@ class RelativeKey(Position):
 
 
 class RelativeKeyQuery(RelativeKey):
-    """Adds the product of the key and that vector, too (Huang et al. 2020):
-    `relative_key_query`.
-    """
+    """Also adds the product of the key and that vector (Huang et al. 2020)."""
 
     @staticmethod
     def flops(model: ModelConfig, *, length: int, queries: int) -> int:
@@ -72,5 +70,5 @@ class RelativeKeyQuery(RelativeKey):
 
 
 def _pick(numbers_BHPL: jax.Array, rows_BSL: jax.Array) -> jax.Array:
-    """Returns of each column of `numbers_BHPL` the rows `rows_BSL`: `[B, H, S, L]`."""
+    """Returns the rows `rows_BSL` of each column of `numbers_BHPL`: `[B, H, S, L]`."""
     return jnp.take_along_axis(numbers_BHPL, rows_BSL[:, None], axis=2, mode="clip")

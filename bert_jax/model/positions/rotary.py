@@ -1,4 +1,4 @@
-"""Positions that turn queries and keys (Su et al. 2021)."""
+"""Positions that rotate queries and keys (Su et al. 2021)."""
 
 from collections.abc import Iterator
 
@@ -12,26 +12,26 @@ from bert_jax.model.sharding import over_batch, spec_of
 
 
 class Rotary(Position):
-    """Turns each pair of columns of queries and keys by an angle that grows with the position, so
-    that a score depends on the distance alone (Su et al. 2021, RoFormer).
+    """Rotates each pair of columns of queries and keys by an angle proportional to the position, so
+    that a score depends only on the distance (Su et al. 2021, RoFormer).
 
-    Column i is paired with column i + K/2, as in transformers' ModernBERT and Llama. Angles and
-    turning are float32: in bfloat16 neighbours beyond position 256 would have one angle. Each block
-    has an instance, since local layers may have another theta than global ones.
+    Column i is paired with column i + K/2, as in transformers' ModernBERT and Llama. The
+    computation is in float32: in bfloat16, adjacent positions above 256 would have the same angle.
+    Each block has an instance, because local layers may have another theta than global ones.
     """
 
     is_per_block = True
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """`config.rope_theta` is that of the block."""
+        """`config.rope_theta` is the theta of the block."""
         self.theta = config.rope_theta
 
     @staticmethod
     def problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
         size, kind = model.hidden_size // model.num_attention_heads, model.position_embedding_type
         if size % 2:
-            made = f"makes heads of {size} of a width of {model.hidden_size}"
-            yield "num_attention_heads", f"{made}; {kind} turns pairs: an even size is needed"
+            made = f"gives a head size of {size} for a hidden_size of {model.hidden_size}"
+            yield "num_attention_heads", f"{made}; {kind} positions need an even head size"
 
     def rotate(
         self,

@@ -1,4 +1,4 @@
-"""An engine that runs each stage several times, in an order that is drawn."""
+"""An engine that runs each stage several times, in random order."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from bert_jax.data.pool import Pool
 
 
 class Repeated(LocalEngine):
-    """Runs each stage `times` times per element, as an engine may that has lost a worker."""
+    """Runs each stage `times` times per element, like an engine that lost a worker."""
 
     def __init__(self, job: Job, times: int, seed: int) -> None:
         super().__init__(job, Pool(1, job))

@@ -1,5 +1,5 @@
-"""The stages by an engine that repeats them in any order, against `prepare` on one machine; and the
-command of a job, up to the runner.
+"""Stages that are repeated in any order, compared with `prepare` on one machine; and the command of
+a job, up to the runner.
 """
 
 import csv
@@ -59,7 +59,7 @@ PLAIN = {"vocab_size": 140, "validation_fraction": 0.1}
 
 
 def made(sources: Path, output: str, *, times: int = 1, seed: int = 0, **options):
-    """Makes a corpus by the engine that repeats stages. Returns its fingerprint."""
+    """Makes a corpus with the engine that repeats stages. Returns its fingerprint."""
     chosen = CorpusOptions(source=[str(sources)], **{**PLAIN, **options})  # type: ignore[arg-type]
 
     def run_stages(job: Job, units: list[Unit]) -> None:
@@ -75,11 +75,11 @@ OPTIONS = {
     "test set": {"decontaminate": ["tests.txt"]},
     "known": {"known": ["known"]},
     "near, held out, bad": {
-        "near_duplicates": 0.5,
+        "dedup_threshold": 0.5,
         "decontaminate": ["tests.txt"],
         "validation_source": ["held.txt"],
-        "skip_bad": True,
-        "skip_bad_limit": 0.2,
+        "on_bad_record": "skip",
+        "bad_record_limit": 0.2,
     },
 }
 
@@ -121,7 +121,7 @@ def test_a_job_makes_the_bytes_of_one_machine(tmp_path, sources, monkeypatch, na
 
 
 def edited(text: str, number: int) -> str:
-    """Returns a text with another word in one place in thirty or so, or in one in three."""
+    """Returns a text in which about one word in thirty, or one in three, is replaced."""
     words, step = text.split(" "), (37, 31, 29, 3)[number % 4]
     for place in range(number % step, len(words), step):
         words[place] = f"word{number}"
@@ -129,7 +129,7 @@ def edited(text: str, number: int) -> str:
 
 
 def test_groups_are_connected_by_any_number_of_steps():
-    """Against a search from document to document."""
+    """Compared with a graph search over documents."""
     draw = np.random.default_rng(0)
     for size in (0, 1, 5, 40, 300):
         pairs = draw.integers(0, 200, (size, 2), dtype=np.uint64) << np.uint64(31)
@@ -159,10 +159,10 @@ def test_long_documents_are_those_of_one_machine(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("budget", [0, 1, 300, 5000, 10**6])
 def test_the_sample_does_not_depend_on_the_order_of_merging(budget):
-    """Documents of the lowest priorities, up to and with the one that fills the budget."""
+    """Documents of the lowest priorities, up to and including the one that fills the budget."""
     draw = np.random.default_rng(1)
     rows = np.zeros(200, vocabulary._SAMPLED)
-    # Pieces of a long document have one priority.
+    # The pieces of a long document have the same priority.
     rows["priority"] = draw.permutation(10_000)[:200] // 50 * 50
     rows["digest"] = draw.integers(0, 2**64 - 1, 200, np.uint64)
     rows["size"], rows["number"] = draw.integers(1, 60, 200), np.arange(200)
@@ -178,7 +178,7 @@ def test_the_sample_does_not_depend_on_the_order_of_merging(budget):
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory", "bucket"])
-def test_a_folder_that_all_see(tmp_path, kind):
+def test_a_shared_folder(tmp_path, kind):
     with reached() as _:
         place = {"disk": str(tmp_path), "memory": "memory://shared", "bucket": "gs://bucket/shared"}
         folder = Folder(place[kind]) / "of"
@@ -233,10 +233,10 @@ def test_an_error_of_a_stage_is_the_error_of_the_job(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tokenizers", "bert-jax"])
-def test_a_worker_with_other_packages_is_refused(tmp_path, name):
+def test_a_worker_with_other_packages_is_rejected(tmp_path, name):
     job = job_at(tmp_path)
     other = dataclasses.replace(job, versions={**job.versions, name: "0.0.1"})
-    with pytest.raises(UsageError, match=f"a worker has {name} .*, and the command 0.0.1"):
+    with pytest.raises(UsageError, match=f"a worker has {name} .*, but the command has 0.0.1"):
         reports.reported(other, list, ())
 
 
@@ -267,24 +267,24 @@ def test_notes_reach_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("runner", "sources", "output", "options", "message"),
     [
-        ("DirectRunner", ["a.txt"], "c", {"workers": 2}, "options of a runner come after --"),
+        ("DirectRunner", ["a.txt"], "c", {"workers": 2}, "pass runner options after --"),
         ("DirectRunner", ["-"], "c", {}, "`source` - is only on this machine"),
         ("DataflowRunner", ["a.txt"], "gs://b/c", {}, "`source` a.txt: Dataflow reads from"),
         ("DataflowRunner", ["gs://b/a.txt"], "c", {}, "`output` c: Dataflow writes to"),
         ("dataflow", ["a.txt"], "gs://b/c", {}, "`source` a.txt: Dataflow reads from"),
-        ("DirectRunner", ["a.txt"], "ftp://b/c", {}, "`output` ftp://b/c: a job writes to a disk"),
-        ("DirectRunner", ["gs://b/d/"], "gs://b/d/c", {}, "is inside of `source` gs://b/d/"),
-        ("DirectRunner", ["gs://b/**/a.txt"], "gs://b/c", {}, "is inside of `source`"),
+        ("DirectRunner", ["a.txt"], "ftp://b/c", {}, "`output` ftp://b/c: name a folder"),
+        ("DirectRunner", ["gs://b/d/"], "gs://b/d/c", {}, "is inside `source` gs://b/d/"),
+        ("DirectRunner", ["gs://b/**/a.txt"], "gs://b/c", {}, "is inside `source`"),
     ],
 )
-def test_what_a_job_cannot_have(tmp_path, monkeypatch, runner, sources, output, options, message):
+def test_invalid_options_of_a_job(tmp_path, monkeypatch, runner, sources, output, options, message):
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text(text_of(30))
     with pytest.raises(UsageError, match=message):
         run.prepare_on(runner, (), sources, output, **options)
 
 
-def test_another_corpus_is_not_written_over(tmp_path, sources):
+def test_another_corpus_is_not_overwritten(tmp_path, sources):
     output = tmp_path / "c"
     corpus = prepare([str(sources)], output, **PLAIN)
     before = files_of(output)

@@ -1,4 +1,4 @@
-"""Sentences have the ids that they have inside of their text."""
+"""Sentences have the same ids as inside their text."""
 
 import dataclasses
 import re
@@ -23,11 +23,11 @@ _LINES = [line for text in _TEXTS.values() for line in text.split("\n")] * 3
 
 
 def _gemma() -> tokenizer.Tokenizer:
-    """Returns one as `GemmaTokenizer` builds it: no space before a text."""
+    """Returns a tokenizer like `GemmaTokenizer`: no space before a text."""
     backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.normalizer = normalizers.Replace(" ", "▁")
     names = {"pad": "<pad>", "sep": "<eos>", "cls": "<bos>", "unk": "<unk>", "mask": "<mask>"}
-    words = re.findall(r"\w+|[^\w\s]", " ".join(_LINES))  # no piece goes over a sentence's end
+    words = re.findall(r"\w+|[^\w\s]", " ".join(_LINES))  # no token crosses the end of a sentence
     alphabet = [*"▁", *(f"<0x{byte:02X}>" for byte in range(256))]
     trainer = trainers.BpeTrainer(
         vocab_size=600, special_tokens=[*names.values(), *alphabet], show_progress=False
@@ -75,7 +75,7 @@ def _with_space(made: tokenizer.Tokenizer) -> tokenizer.Tokenizer:
 @pytest.mark.parametrize("language", _TEXTS)
 @pytest.mark.parametrize("kind", _TOKENIZERS)
 def test_sentences_are_encoded_as_in_running_text(kind, language):
-    """The library encodes the text as a whole, its lines joined as the language joins them."""
+    """The library encodes the text as a whole, with lines joined by the rules of the language."""
     text, made = _TEXTS[language], _TOKENIZERS[kind]()
     whole = text.replace("\n", "" if language in ("zh", "ja") else " ").replace("  ", " ")
     encoded = encode_documents([text.encode()] * 2, made, language=language)
@@ -84,15 +84,15 @@ def test_sentences_are_encoded_as_in_running_text(kind, language):
     assert len(encoded.sentences) >= 4
 
 
-def test_a_sentence_that_is_cut_has_a_space_only_where_the_text_has():
+def test_a_split_sentence_only_has_the_spaces_of_the_text():
     made = _TOKENIZERS["bytes"]()
     for text in ("世" * 2500, "owl " * 300 + "owl", "世" * 995 + " \t" + "界" * 900):
         ids = encode_documents([text.encode()], made, language="zh").tokens.tolist()
         assert made.decode(ids) == " ".join(text.split())
 
 
-def test_a_piece_with_any_bit_altered_is_what_was_written_or_removed(tmp_path):
-    """Whatever the library makes of sizes, offsets and kinds of packing that were not written."""
+def test_a_piece_with_an_altered_bit_is_equal_or_removed(tmp_path):
+    """Regardless of the error that the library raises for altered headers and offsets."""
     folder = Folder(str(tmp_path))
     written = EncodedPart(
         tokens=np.arange(20, dtype=np.uint16),

@@ -1,4 +1,4 @@
-"""Pieces of a split: nothing is lost, nothing is twice, none is empty."""
+"""Pieces of a split: nothing is lost or repeated, and no piece is empty."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ SPLITS = {
 
 
 def lazily(split: Split) -> Split:
-    """As a large split is opened."""
+    """Opened like a large split."""
     return dataclasses.replace(
         split,
         sentence_starts=Offsets([np.asarray(split.sentence_starts).astype(np.uint32)]),
@@ -36,7 +36,7 @@ def test_the_pieces_are_the_split(name, opened):
     assert pieces.blocks == split.tokens // 4000 and len(pieces) == 8 * pieces.blocks > 8
     each = [pieces[number] for number in range(len(pieces))]
     sentences, documents = split.starts()
-    # Sentence after sentence, each in one piece.
+    # Each sentence is in one piece.
     bounds = [piece.sentence_starts for piece in each]
     assert np.array_equal(np.concatenate([*[b[:-1] for b in bounds], [sentences[-1]]]), sentences)
     usual, most = split.tokens / len(pieces), np.diff(sentences).max()
@@ -51,7 +51,7 @@ def test_the_pieces_are_the_split(name, opened):
         assert abs(piece.tokens - usual) <= usual / 4 + most
         assert piece.shards is split.shards
         begun.append(np.asarray(piece.sentence_starts)[starts[:-1]])
-    # A document begins where one of the split does, or is a part of one that is too long.
+    # A document begins at the beginning of a document of the split, or inside one that is too long.
     found, own = np.concatenate(begun), sentences[documents[:-1]]
     assert np.isin(own, found).all()
     cut = np.setdiff1d(found, own)
@@ -69,7 +69,7 @@ def test_a_split_of_one_block_is_itself():
     assert len(Pieces(split, Blocks(split.tokens - 1, 8, 8))) == 8
 
 
-def test_a_sentence_that_is_longer_than_a_piece_has_the_next_one_beside_it():
+def test_a_sentence_longer_than_a_piece_shares_it_with_the_next():
     split = split_from_lengths(np.array([5, 5, 900, 5, 5]), np.array([1, 1, 1, 1, 1]))
     pieces = Pieces(split, Blocks(tokens=400, lanes=4, pieces=4))
     there = [pieces[number] for number in range(len(pieces))]

@@ -1,4 +1,4 @@
-"""`prepare`: equal bytes however a corpus is made, splits that do not leak, and clear errors."""
+"""`prepare`: reproducible bytes, splits that do not leak, and clear errors."""
 
 import csv
 import io
@@ -100,7 +100,7 @@ def test_bytes_are_equal_for_any_number_of_workers(tmp_path, source, vocabulary,
 
 def test_the_manifest(tmp_path, source, vocabulary):
     with source.open("a") as stream:
-        # Two duplicates, and a document without a token.
+        # Two duplicates, and a document without tokens.
         stream.write("\n\n".join(["", *source.read_text().split("\n\n")[:2], "\u200b"]))
     corpus = made(source, tmp_path / "c", vocabulary)
     manifest = json.loads((tmp_path / "c/corpus.json").read_text())
@@ -142,22 +142,10 @@ def test_the_fingerprint_depends_on_the_content_only(tmp_path, source, vocabular
     assert fingerprint("second") == first
     assert fingerprint("third", seed=1) != first
     assert fingerprint("fourth", validation_fraction=0.2) != first
-    # A token moved to another place: counts and sizes are the same.
+    # A token moved to another position: counts and sizes stay the same.
     changed = source.read_text().replace("The cat", "Cat the", 1)
     assert changed != source.read_text()
     assert fingerprint("fifth", changed) != first
-
-
-def test_one_file_is_encoded_by_all_processes(tmp_path, source, vocabulary):
-    """The process that reads the file hands texts to the others."""
-    source.write_text(text_of(3000))
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.replace("time.sleep(0.4)", "Path(f'{os.getpid()}.pid').touch()"))
-    command = [sys.executable, script, source, tmp_path / "c", "3", vocabulary]
-    subprocess.run(command, env=ENVIRONMENT, cwd=tmp_path, timeout=HUNG, check=True)
-    assert len([*tmp_path.glob("*.pid")]) >= 3
-    alone = made(source, tmp_path / "alone", vocabulary)
-    assert files_of(tmp_path / "c") == files_of(alone.directory)
 
 
 def test_a_large_vocabulary_is_stored_in_32_bits(tmp_path, source, vocabulary):
@@ -172,7 +160,7 @@ def test_a_large_vocabulary_is_stored_in_32_bits(tmp_path, source, vocabulary):
 # --- finished, interrupted, damaged ---------------------------------------------------------------
 
 
-def test_a_finished_corpus_is_not_made_again(tmp_path, source, vocabulary, capsys):
+def test_a_finished_corpus_is_reused(tmp_path, source, vocabulary, capsys):
     def run(**changes):
         options = {"vocab_size": 120, "validation_fraction": 0.1, "workers": 1, **changes}
         return prepare([str(source)], tmp_path / "c", **options)
@@ -271,7 +259,7 @@ def test_a_killed_run_leaves_no_process_and_is_resumed(tmp_path, source, vocabul
 
 
 def test_a_trained_tokenizer_is_kept_for_the_same_options_only(tmp_path, source, monkeypatch):
-    """Also where a run with a given tokenizer came in between."""
+    """Also if a run with a given tokenizer happened in between."""
 
     def run(vocab_size=None, **options):
         return prepare(
@@ -316,7 +304,7 @@ def test_a_damaged_piece_is_removed_and_made_again(tmp_path, source, vocabulary,
     assert files_of(made(source, tmp_path / "c", vocabulary).directory) == files_of(whole.directory)
 
 
-def test_a_source_that_changes_between_the_readings_is_refused(
+def test_a_source_that_changes_between_the_passes_is_rejected(
     tmp_path, source, vocabulary, monkeypatch
 ):
     real = decide.begun
@@ -328,7 +316,7 @@ def test_a_source_that_changes_between_the_readings_is_refused(
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_a_command_that_makes_nothing_leaves_nothing(tmp_path, monkeypatch, vocabulary):
+def test_a_failed_command_leaves_no_files(tmp_path, monkeypatch, vocabulary):
     bad = tmp_path / "bad.txt"
     bad.write_bytes(b"one\n\n\xe9 two\n")
     one = tmp_path / "one.txt"
@@ -347,26 +335,26 @@ def test_a_command_that_makes_nothing_leaves_nothing(tmp_path, monkeypatch, voca
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": [""]}, "`source` names nothing"),
+        ({"source": [""]}, "`source` is empty"),
         ({"source": []}, "no `source`"),
-        ({"source": "a.txt"}, "`source` is one place, a.txt; make it a list"),
+        ({"source": "a.txt"}, "`source` is a single string, a.txt; make it a list"),
         ({"source": ["missing.txt"]}, "missing.txt: no such file or folder"),
-        ({"validation_source": [" "]}, "`validation_source` names nothing"),
-        ({"decontaminate": [""]}, "`decontaminate` names nothing"),
+        ({"validation_source": [" "]}, "`validation_source` is empty"),
+        ({"decontaminate": [""]}, "`decontaminate` is empty"),
         ({"known": ["nowhere"]}, "nowhere is not a corpus"),
         ({"vocab_size": 0}, "`vocab_size` 0"),
-        ({"validation_fraction": 0}, "`validation_fraction` 0 is not between 0 and 1"),
-        ({"validation_fraction": 1.0}, "`validation_fraction` 1.0 is not between 0 and 1"),
-        ({"near_duplicates": 0.2}, "`near_duplicates` 0.2 is not between 0.3 and 1"),
+        ({"validation_fraction": 0}, "`validation_fraction` 0 must be between 0 and 1"),
+        ({"validation_fraction": 1.0}, "`validation_fraction` 1.0 must be between 0 and 1"),
+        ({"dedup_threshold": 0.2}, "`dedup_threshold` 0.2 must be between 0.3 and 1"),
         ({"seed": -1}, "`seed` -1"),
-        ({"workers": 0}, "`workers` 0 is less than 1"),
+        ({"workers": 0}, "`workers` 0 must be at least 1"),
         ({"tokenizer": "wordpeice"}, "wordpeice is neither a kind nor a file"),
-        ({"tokenizer": "bpe", "lowercase": True}, "`lowercase` is not for `tokenizer` bpe"),
-        ({"tokenizer": "characters", "strip_accents": "yes"}, "`strip_accents` yes is not for"),
-        ({"strip_accents": True}, "`strip_accents` True is not auto, yes or no"),
+        ({"tokenizer": "bpe", "lowercase": True}, "`lowercase` does not apply to `tokenizer` bpe"),
+        ({"tokenizer": "characters", "strip_accents": "yes"}, "`strip_accents` yes does not apply"),
+        ({"strip_accents": True}, "`strip_accents` True must be auto, yes or no"),
     ],
 )
-def test_wrong_options_are_refused(tmp_path, source, options, message):
+def test_invalid_options_are_rejected(tmp_path, source, options, message):
     with pytest.raises(UsageError) as caught:
         prepare(**{"source": [source], "output": tmp_path / "c", "workers": 1, **options})
     assert message in str(caught.value)
@@ -376,14 +364,16 @@ def test_wrong_options_are_refused(tmp_path, source, options, message):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (" \n\n\t\n", "empty: no document with text"),
+        (" \n\n\t\n", "empty: no document contains text"),
         ("One.\nTwo.\nThree.\n", "only one document; next-sentence pairs need another document"),
         ("Same.\n\nSame.\n", "only one document"),
         ("One.\n\nTwo.\n\nThree.\n", "validation would get 0 of 3 documents and needs at least 2"),
     ],
 )
 @pytest.mark.parametrize("trained", [True, False])
-def test_a_corpus_too_small_is_refused(tmp_path, monkeypatch, vocabulary, text, expected, trained):
+def test_a_corpus_that_is_too_small_is_rejected(
+    tmp_path, monkeypatch, vocabulary, text, expected, trained
+):
     """Before anything is trained or encoded."""
     monkeypatch.setattr(training, "train_wordpiece", None)
     monkeypatch.setattr(encode, "encode_documents", None)
@@ -395,17 +385,17 @@ def test_a_corpus_too_small_is_refused(tmp_path, monkeypatch, vocabulary, text, 
     assert "a.txt: " in str(caught.value) and expected in str(caught.value)
 
 
-def test_an_output_within_a_source_is_refused(tmp_path, source):
+def test_an_output_inside_a_source_is_rejected(tmp_path, source):
     folder = tmp_path / "texts"
     folder.mkdir()
     shutil.copy(source, folder)
-    with pytest.raises(UsageError, match="would itself be read"):
+    with pytest.raises(UsageError, match="would be read as text"):
         prepare([str(folder)], folder / "corpus", workers=1)
     assert [path.name for path in folder.iterdir()] == [source.name]
 
 
 def test_a_glob_does_not_read_the_files_of_the_corpus(tmp_path, source):
-    """The vocabulary is a text file, and exists when the sources are read again."""
+    """The vocabulary is a text file that exists when the sources are read again."""
     (tmp_path / "data").mkdir()
     shutil.copy(source, tmp_path / "data")
     glob, output = str(tmp_path / "data/**/*.txt"), tmp_path / "data/corpus"
@@ -415,19 +405,19 @@ def test_a_glob_does_not_read_the_files_of_the_corpus(tmp_path, source):
     assert found.manifest["counts"] == alone.manifest["counts"]
 
 
-def test_two_at_once_on_one_output(tmp_path, source, vocabulary):
+def test_two_commands_with_the_same_output(tmp_path, source, vocabulary):
     output = tmp_path / "corpus"
     refused = pytest.raises(UsageError, match=rf"process {os.getpid()} on .* is writing {output}; ")
     with file_lock.hold(output / ".lock"), refused:
         made(source, output, vocabulary)
-    # The lock file of a killed process is not held, and goes.
+    # The lock file of a killed process is not held, and is removed.
     assert [path.name for path in output.iterdir()] == [".lock"]
     made(source, output, vocabulary)
     names = ["corpus.json", "keys", "tokenizer", "train", "validation"]
     assert sorted(path.name for path in output.iterdir()) == names
 
 
-def test_a_folder_with_other_things_is_not_written_to(tmp_path, source):
+def test_a_folder_with_other_files_is_not_overwritten(tmp_path, source):
     (tmp_path / "c/train").mkdir(parents=True)
     (tmp_path / "c/train/mine").write_text("precious")
     (tmp_path / "file").write_text("precious")
@@ -468,8 +458,8 @@ def ids_of(split: Split) -> list[list[int]]:
 
 
 def test_no_document_is_in_both_splits(tmp_path, vocabulary, monkeypatch):
-    """By the ids of a whole corpus, with copies in other files, spelled differently; and all pieces
-    of a document that is too long to be held are in one split, also where it comes again.
+    """Tested on the ids of a whole corpus, with copies in other files in another spelling. All
+    pieces of a document that is too long are in the same split, also if the document repeats.
     """
     monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 300)
     monkeypatch.setattr(document, "LONGEST_DOCUMENT_BYTES", 900)
@@ -508,8 +498,8 @@ def test_no_document_is_in_both_splits(tmp_path, vocabulary, monkeypatch):
 # --- documents of other corpora -------------------------------------------------------------------
 
 
-def test_documents_of_known_corpora_are_left_out(tmp_path, vocabulary, capsys):
-    """Those of both splits, spelled differently, and also of a corpus that left out others."""
+def test_documents_of_known_corpora_are_skipped(tmp_path, vocabulary, capsys):
+    """Documents of both splits, in another spelling, and of a corpus that skipped others."""
     texts = text_of(300).rstrip("\n").split("\n\n")
     places = []
     for number, first in enumerate((0, 80, 160)):
@@ -529,11 +519,11 @@ def test_documents_of_known_corpora_are_left_out(tmp_path, vocabulary, capsys):
     assert "finished already" in capsys.readouterr().err
     with pytest.raises(UsageError, match="its known is"):
         made(tmp_path / "all.txt", tmp_path / "rest", vocabulary, **options | {"known": places[:2]})
-    with pytest.raises(UsageError, match=r"no document is left of 100 .100 duplicate"):
+    with pytest.raises(UsageError, match=r"all 100 documents were dropped .100 duplicate"):
         made(tmp_path / "0.txt", tmp_path / "none", vocabulary, known=places)
 
 
-def test_a_known_corpus_must_be_whole_and_compare_documents_alike(tmp_path, source, vocabulary):
+def test_a_known_corpus_must_be_complete_and_comparable(tmp_path, source, vocabulary):
     made(source, tmp_path / "c", vocabulary)
     with pytest.raises(UsageError, match=r"`known` .*: only one of the two corpora"):
         made(source, tmp_path / "d", Path("characters"), known=[tmp_path / "c"])

@@ -23,7 +23,7 @@ def vocabulary(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory, vocabulary):
-    """A corpus of several shards a split, and the documents in it: sentences of WORDS."""
+    """A corpus with several shards per split, and its documents: sentences of WORDS."""
     folder = tmp_path_factory.mktemp("corpus")
     draw = np.random.default_rng(0)
     documents = [
@@ -55,7 +55,7 @@ def corpus_folder(built, tmp_path):
 
 
 def read_back(split, tokenizer):
-    """Documents as lists of sentences of tokens, by the definition in `Split`."""
+    """Documents as lists of sentences of tokens, from the definition of `Split`."""
     documents = []
     for first, end in zip(split.document_starts[:-1], split.document_starts[1:], strict=True):
         sentences = []
@@ -69,7 +69,7 @@ def read_back(split, tokenizer):
     return documents
 
 
-def test_what_was_written_is_read(built):
+def test_a_written_corpus_is_read(built):
     folder, documents = built
     corpus = open_corpus(folder, verify=SPLITS)
     tokenizer = load_tokenizer(folder / "tokenizer")
@@ -137,11 +137,11 @@ def test_altered_bytes_are_found_by_checksum(corpus_folder, name):
     with pytest.raises(DataDamaged) as caught:
         open_corpus(corpus_folder, verify=SPLITS)
     assert str(file) in str(caught.value)
-    # What is not to be verified is not read.
+    # Files that are not verified are not read.
     open_corpus(corpus_folder, verify=set(SPLITS) - {name.split("/")[0]})
 
 
-def test_a_shard_that_is_no_array_is_named(corpus_folder):
+def test_a_shard_that_is_not_an_array_is_named(corpus_folder):
     file = corpus_folder / "train/00000.tokens.npy"
     file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(DataDamaged, match="is not a NumPy array"):
@@ -151,12 +151,12 @@ def test_a_shard_that_is_no_array_is_named(corpus_folder):
 @pytest.mark.parametrize(
     "tokens",
     [
-        [*VOCABULARY[:-2], VOCABULARY[-1], VOCABULARY[-2]],  # of the right size, altered
+        [*VOCABULARY[:-2], VOCABULARY[-1], VOCABULARY[-2]],  # altered, with the same size
         VOCABULARY[:-3],  # smaller than the ids
-        None,  # not there
+        None,  # missing
     ],
 )
-def test_another_tokenizer_is_refused(corpus_folder, tmp_path, tokens):
+def test_another_tokenizer_is_rejected(corpus_folder, tmp_path, tokens):
     folder = corpus_folder / "tokenizer"
     shutil.rmtree(folder)
     if tokens:
@@ -169,10 +169,10 @@ def test_another_tokenizer_is_refused(corpus_folder, tmp_path, tokens):
         assert f"{len(tokens)} tokens" in str(caught.value)
 
 
-def test_what_is_no_corpus_is_refused(tmp_path):
+def test_a_folder_without_a_corpus_is_rejected(tmp_path):
     (tmp_path / "file").touch()
     no_corpus = r"is not a corpus: it has no corpus\.json"
-    a_file = "is a file, and a corpus is a folder; a text is the `source`"
+    a_file = "is a file, but a corpus is a folder"
     for path, said in [
         (tmp_path, no_corpus),
         (tmp_path / "missing", no_corpus),
@@ -184,7 +184,7 @@ def test_what_is_no_corpus_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format_version": 1', "\xff"])
-def test_a_manifest_that_cannot_be_read_is_refused(corpus_folder, text):
+def test_an_unreadable_manifest_is_rejected(corpus_folder, text):
     (corpus_folder / "corpus.json").write_text(text, encoding="latin-1")
     with pytest.raises(DataDamaged, match=r"corpus\.json cannot be read"):
         open_corpus(corpus_folder)
@@ -194,12 +194,12 @@ def test_a_manifest_that_cannot_be_read_is_refused(corpus_folder, text):
     ("change", "error", "message"),
     [
         (lambda m: m["counts"]["train"].update(tokens=1), DataDamaged, "another fingerprint"),
-        (lambda m: m.pop("counts"), DataDamaged, "lacks what prepare writes"),
-        (lambda m: m.update(files=3), DataDamaged, "lacks what prepare writes"),
+        (lambda m: m.pop("counts"), DataDamaged, "was altered: fields that prepare writes"),
+        (lambda m: m.update(files=3), DataDamaged, "was altered: fields that prepare writes"),
         (lambda m: m.update(format_version=99), UsageError, "format 99"),
     ],
 )
-def test_an_altered_manifest_is_refused(corpus_folder, change, error, message):
+def test_an_altered_manifest_is_rejected(corpus_folder, change, error, message):
     file = corpus_folder / "corpus.json"
     manifest = json.loads(file.read_text())
     change(manifest)
@@ -218,5 +218,5 @@ def test_a_manifest_names_only_its_own_shards(corpus_folder, place):
         manifest["files"][f"{place}/00000.{array}.npy"] = moved
     manifest["fingerprint"] = fingerprint(manifest)
     file.write_text(json.dumps(manifest))
-    with pytest.raises(DataDamaged, match="names files that are no shards"):
+    with pytest.raises(DataDamaged, match="names files that are not shards"):
         open_corpus(corpus_folder)

@@ -1,4 +1,4 @@
-"""One text in every format that `prepare` reads, and records of each format that are bad."""
+"""The same text in every format that `prepare` reads, and bad records of each format."""
 
 import bz2
 import csv
@@ -24,7 +24,7 @@ VOCABULARY += [*(f"##{digit}" for digit in "0123456789"), *dict.fromkeys(WORDS)]
 
 
 def _zstd(data: bytes) -> bytes:
-    # Several frames, one of them without its size: what `zstd` and `pzstd` write to a pipe.
+    # Several frames, one without its size, as `zstd` and `pzstd` write to a pipe.
     frame = zstandard.ZstdCompressor(write_content_size=False).compress
     return frame(data[:10]) + zstandard.compress(data[10:]) + frame(b"")
 
@@ -34,7 +34,7 @@ PACKERS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".z
 
 @functools.cache
 def texts(count: int, paragraphs: int = 3) -> list[str]:
-    """Returns documents, whose paragraphs are lines."""
+    """Returns documents with lines as paragraphs."""
     draw = random.Random(count)
     return [
         "\n".join(
@@ -96,7 +96,7 @@ def jsonl(found: list[str], wrap: Callable[[str], object] = lambda text: {"text"
 
 
 Write = Callable[[Path, list[str]], object]
-# Layout -> the name, the options with which it is read, and what writes documents.
+# Layout -> the name, the options for reading it, and the function that writes documents.
 LAYOUTS: dict[str, tuple[str, dict[str, str], Write]] = {
     "text": ("a.txt", {}, lambda p, t: p.write_text("\n\n".join(t))),
     "windows": (
@@ -137,7 +137,7 @@ _PACKED = [f"{layout} + {ending}" for layout in ("text", "jsonl", "csv") for end
 
 
 def written(folder: Path, layout: str, found: list[str]) -> tuple[str, dict[str, str]]:
-    """Writes documents in a layout, perhaps packed. Returns the name and the options to read it."""
+    """Writes documents in a layout, optionally compressed. Returns the name and the options."""
     stem, _, packing = layout.partition(" + ")
     name, options, write = LAYOUTS[stem]
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ ALL = [*LAYOUTS, *_PACKED]
 # --- bad records ----------------------------------------------------------------------------------
 
 NOT_UTF8 = [b"\xff\xfe"]
-# A file's name -> records that are bad, each for another reason.
+# A file's name -> bad records, each for another reason.
 BAD = {
     "a.txt": [b"\xff", b"one \xc3"],
     "a.jsonl": [
@@ -173,13 +173,13 @@ BAD = {
 
 
 def write_with(path: Path, found: list[str], bad: dict[int, bytes]) -> None:
-    """Writes one record for each text, a bad one in place of those at `bad`."""
+    """Writes one record for each text, with bad records at the indices `bad`."""
     if path.suffix in (".parquet", ".arrow"):
         values = [bad.get(i, text.encode()) for i, text in enumerate(found)]
         if path.suffix == ".parquet":
             write_parquet(path, pa.array(values, pa.binary()))
             return
-        # As `datasets` has it: a column of strings, whose bytes nothing has checked.
+        # As in `datasets`: a column of strings with unchecked bytes.
         buffers = pa.array(values, pa.binary()).buffers()
         column = pa.Array.from_buffers(pa.string(), len(values), buffers)
         write_arrow(path, column, is_file=path.stem == "b")

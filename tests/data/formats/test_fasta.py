@@ -1,4 +1,4 @@
-"""FASTA: a record is a document, its lines joined."""
+"""FASTA: each record is a document with its lines joined."""
 
 import gzip
 
@@ -32,7 +32,7 @@ def test_records_are_documents(tmp_path, content, expected):
 
 
 def test_a_long_record_is_read_in_parts(tmp_path, monkeypatch):
-    """In lines of any length, also longer than what is read at once."""
+    """With lines of any length, also longer than one read."""
     monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 50)
     monkeypatch.setattr(document, "LONGEST_DOCUMENT_BYTES", 200)
     sequence = "".join("ACGT"[n * n % 7 % 4] for n in range(1030))
@@ -45,7 +45,7 @@ def test_a_long_record_is_read_in_parts(tmp_path, monkeypatch):
         assert all(isinstance(part, Continuation) for part in parts[1:])
 
 
-def test_bad_files_are_refused(tmp_path):
+def test_bad_files_are_rejected(tmp_path):
     (tmp_path / "a.fa").write_text("ACGT\n>a\nAC\n")
     with pytest.raises(UsageError, match=r"a.fa, line 1: a FASTA record begins with a line >NAME"):
         list(read_documents([str(tmp_path / "a.fa")]))

@@ -1,4 +1,4 @@
-"""Every format: one text is one text, exactly the bad record is lost, and damage is named."""
+"""Every format: equal text in all formats, only bad records are skipped, and damage is reported."""
 
 import csv
 import gzip
@@ -90,7 +90,7 @@ def test_one_text_is_the_same_in_every_format_packing_and_place(tmp_path, memory
 
 
 @pytest.mark.parametrize(("name", "kind"), [(n, k) for n in BAD for k in range(len(BAD[n]))])
-def test_exactly_the_bad_record_is_lost(tmp_path, name, kind):
+def test_only_bad_records_are_skipped(tmp_path, name, kind):
     place = 2
     found = ["".join(t.split()) if name == "a.fasta" else t for t in texts(5, 1)]
     write_with(tmp_path / name, found, {place: BAD[name][kind]})
@@ -98,7 +98,7 @@ def test_exactly_the_bad_record_is_lost(tmp_path, name, kind):
     got = read(tmp_path / name, findings=findings, skips_records=True)
     assert got == found[:place] + found[place + 1 :]
     assert not findings.files and findings.records == {str(tmp_path / name): 1}
-    # Without the option the record is refused by its place.
+    # Without the option the record is rejected with its location.
     (lost,) = findings.first_bad.values()
     assert refusal(tmp_path / name) == lost and lost.startswith(f"{tmp_path / name}, ")
 
@@ -133,14 +133,14 @@ def test_damage_of_a_packed_file_is_named(tmp_path, packing):
         whole[:half] + bytes(byte ^ 0xFF for byte in whole[half:]),
         TEXT.encode(),
         b"",
-        # A frame whose beginning is damaged is not the end of the file.
+        # A frame with a damaged header is not the end of the file.
         frames[0] + b"?" + frames[1][1:] + frames[2],
         b"".join(frames) + b"<html>",
     ):
         path.write_bytes(damaged)
         message = refusal(path)
         assert f"a.txt{packing}: damaged {tool} file (" in message and "()" not in message
-    if packing != ".zst":  # which has no padding
+    if packing != ".zst":  # zstd has no padding
         path.write_bytes(bytes(8).join(frames) + bytes(8))
         assert len(read(path)) == 3
 
@@ -162,19 +162,19 @@ def test_damage_of_a_packed_file_is_named(tmp_path, packing):
         ("a.jsonl", b"{}\n", "line 1: no column 'text', only empty objects"),
         ("a.parquet", b"PAR1", "a.parquet: damaged parquet file ("),
         ("a.arrow", b"ARROW1", "a.arrow: damaged Arrow file ("),
-        ("a.parquet.zst", PACKERS[".zst"](b"PAR1"), "a.parquet.zst: unpack it first"),
+        ("a.parquet.zst", PACKERS[".zst"](b"PAR1"), "a.parquet.zst: decompress it first"),
         ("a.fa", b"ACGT\n>a\nAC\n", "line 1: a FASTA record begins with a line >NAME"),
-        ("a.wet", b"The cat.\n", "a.wet: is no WARC file"),
-        ("a.txt", warc("warcinfo", b"a"), "is a WARC file: let its name end in .warc or .wet"),
+        ("a.wet", b"The cat.\n", "a.wet: is not a WARC file"),
+        ("a.txt", warc("warcinfo", b"a"), "is a WARC file: rename it to end in .warc or .wet"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named(tmp_path, name, content, expected):
+def test_errors_in_files_are_named(tmp_path, name, content, expected):
     (tmp_path / name).write_bytes(content)
     assert name in (message := refusal(tmp_path / name)) and expected in message
 
 
-def test_a_csv_is_bad_from_an_open_quote_on(tmp_path):
-    """Also where bad records are left out: how many rows the quote has taken is not known."""
+def test_a_csv_is_bad_after_an_unclosed_quote(tmp_path):
+    """Also if bad records are skipped, since the number of rows inside the quote is unknown."""
     (tmp_path / "a.csv").write_text('n,text\n1,a\n2,"open\n' + "3,y\n" * 9)
     findings = Findings()
     read(tmp_path / "a.csv", findings=findings, skips_records=True)
@@ -205,7 +205,7 @@ def test_the_separator_of_a_csv_is_the_one_that_makes_a_column_of_the_field(
         ("a.tsv", None, 'x\ttext\n1\t"One.\n2\tTwo" "more.\n'),
     ],
 )
-def test_quotes_are_letters_or_not(tmp_path, name, quoting, text):
+def test_quotes_are_quotes_or_ordinary_characters(tmp_path, name, quoting, text):
     (tmp_path / name).write_text(text)
     assert read(tmp_path / name, quoting=quoting) == ['"One.', 'Two" "more.']
 
@@ -256,7 +256,7 @@ def test_an_encoding_is_that_of_bytes_and_not_of_strings(tmp_path, kind):
 
 
 def test_a_parquet_file_is_read_a_few_rows_at_a_time(tmp_path):
-    """Whatever other columns and row groups it has."""
+    """Regardless of other columns and row groups."""
     from pyarrow import parquet
 
     words = [f"{n} " + "word " * 1000 for n in range(4000)]
@@ -315,7 +315,7 @@ def test_documents_and_paragraphs_of_plain_text(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(lines) + "\n\n")
     assert read(tmp_path / "a.txt", document="line") == lines
     for wrong in ({"document": "line", "paragraph": "blank"}, {"document": "page"}):
-        assert "`document`" in refusal(tmp_path / "a.txt", **wrong)
+        assert "`document_boundary`" in refusal(tmp_path / "a.txt", **wrong)
     for text, joined in (
         ("これは\n本です。\n\nThe end\nof it\nと本\n", "これは本です。\nThe end of it と本"),
         ("他说：“\n天气很好。”\n“我们去……\n公园——\n去。", "他说：“天气很好。”“我们去……公园——去。"),
@@ -328,7 +328,7 @@ def test_documents_and_paragraphs_of_plain_text(tmp_path):
 
 @pytest.mark.parametrize("character", ["a", "é", "漢", "😀"])
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
-def test_what_is_long_is_cut_alike_in_every_format(tmp_path, monkeypatch, name, character):
+def test_long_text_is_split_equally_in_every_format(tmp_path, monkeypatch, name, character):
     monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 64)
     monkeypatch.setattr(document, "LONGEST_DOCUMENT_BYTES", 200)
     words = ["x" * (1 + i % 9) for i in range(40)]
@@ -344,11 +344,11 @@ def test_what_is_long_is_cut_alike_in_every_format(tmp_path, monkeypatch, name, 
         assert "".join("".join(parts) for parts in found).replace(" ", "") == "".join(
             lines
         ).replace(" ", "")
-        # Words are whole.
+        # Words are not split.
         assert [w for d in found for p in d for w in p.split()][: len(words)] == words
 
 
-def test_a_bad_end_of_a_line_that_is_cut_is_no_text(tmp_path, monkeypatch):
+def test_undecodable_bytes_in_a_split_line_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 64)
     (tmp_path / "a.txt").write_bytes(b"The cat.\n\n" + b"a " * 30 + b"caf\xe9")
     findings = Findings()
@@ -382,7 +382,7 @@ def test_two_or_four_bytes_per_letter_without_a_mark(tmp_path, text, encoding):
     for other in (None, "cp1252"):
         assert "zero bytes of UTF-16" in refusal(tmp_path / "a.txt", encoding=other)
     assert read(tmp_path / "a.txt", encoding=encoding) == text.strip().split("\n\n")
-    # A few zero bytes are in text of all kinds.
+    # A few zero bytes occur in all kinds of text.
     (tmp_path / "a.txt").write_text("A line.\x00\n\nAnother\x00 one, and more." + " word" * 20)
     assert len(read(tmp_path / "a.txt")) == 2
 
@@ -407,7 +407,7 @@ def test_text_of_another_encoding_is_named_by_line(tmp_path, data, encoding, sai
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
 def test_bytes_of_no_letter_are_not_read_as_utf8(tmp_path, name):
-    """0xc9 0xa1 are no letter of EUC-KR, and one of UTF-8: the record is left out."""
+    """0xc9 0xa1 is not a letter of EUC-KR, but of UTF-8: the record is skipped."""
     korean, bad = "한국어 문서".encode("euc_kr"), b"\xc9\xa1"
     records = {
         "a.txt": [korean, korean + bad, korean],
@@ -422,9 +422,9 @@ def test_bytes_of_no_letter_are_not_read_as_utf8(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["cp12521", "base64", "rot13", "punycode"])
-def test_an_encoding_that_is_none_of_text_is_refused(name):
+def test_an_encoding_that_is_not_for_text_is_rejected(name):
     SourceOptions(encoding="koi8-r")
-    with pytest.raises(UsageError, match=f"`encoding` {name}: no such encoding of text"):
+    with pytest.raises(UsageError, match=f"`encoding` {name} is not a text encoding"):
         SourceOptions(encoding=name)
 
 
@@ -464,7 +464,7 @@ def test_one_byte_does_not_garble_a_page(tmp_path):
 
 
 def test_a_page_that_is_nested_too_deep_is_read_whole(tmp_path):
-    """To look for its main text takes time that grows with the square of the depth."""
+    """Extracting its main text takes time quadratic in the depth."""
     for depth, found in ((480, [_SENTENCE]), (510, ["Home", _SENTENCE])):
         page = _PAGE.replace("<p>", "<div>" * depth + "<p>")
         (tmp_path / "a.warc").write_bytes(response("", page.encode()))
@@ -481,7 +481,7 @@ def test_a_page_that_cannot_be_unpacked_is_one_bad_record(tmp_path, head):
     findings = Findings()
     assert len(read(tmp_path / "a.warc", findings=findings, skips_records=True)) == 2
     (reason,) = findings.first_bad.values()
-    assert "a.warc, record 2: its HTTP response cannot be unpacked" in reason
+    assert "a.warc, record 2: cannot decompress its HTTP response" in reason
 
 
 @pytest.mark.parametrize(
@@ -496,7 +496,7 @@ def test_a_page_that_cannot_be_unpacked_is_one_bad_record(tmp_path, head):
     ],
 )
 def test_a_crawl_is_bad_from_a_broken_record_on(tmp_path, old, new):
-    """How many records are lost is not known, so none is called the only bad one."""
+    """The number of lost records is unknown, so no record is reported as the only bad one."""
     good = warc("conversion", b"the old cat")
     (tmp_path / "a.wet").write_bytes(good + good.replace(old, new) + good * 3)
     for skips in (False, True):
@@ -518,7 +518,7 @@ def test_a_custom_format_gets_a_path_and_bytes(tmp_path, monkeypatch, error):
     FORMATS.register(".Words", reads)
     (tmp_path / "a.words").write_bytes("a caf\xe9".encode("latin-1"))
     if error:
-        assert f"a.words: damaged ({error}); fetch it again" in refusal(tmp_path)
+        assert f"a.words: damaged ({error}); download it again" in refusal(tmp_path)
     else:
         assert read(tmp_path) == ["a.words\na\ncaf\xe9"]
 
@@ -531,9 +531,7 @@ def test_a_custom_format_gets_a_path_and_bytes(tmp_path, monkeypatch, error):
         (["a.parquet", "b.txt.zst"], "needs pyarrow and zstandard: pip install"),
     ],
 )
-def test_a_package_that_is_not_installed_is_named_before_anything_is_read(
-    tmp_path: Path, monkeypatch, names, expected
-):
+def test_a_missing_package_is_named_before_reading(tmp_path: Path, monkeypatch, names, expected):
     for package in ("pyarrow", "zstandard"):
         monkeypatch.setitem(sys.modules, package, None)
     for name in names:

@@ -1,4 +1,4 @@
-"""Text in other scripts keeps its marks, its letters and its predictions."""
+"""Text in non-Latin scripts keeps its marks, its letters and its predictions."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from bert_jax.data.pretraining.batch import Draw
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_wordpiece
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
-from bert_jax.registry import MASKS
+from bert_jax.registry import MASKINGS
 from bert_jax_lab.doctor import corpus as doctor_corpus
 
 _PHRASES = {
@@ -54,7 +54,7 @@ def _marks(text: str) -> int:
     return sum(unicodedata.category(c) == "Mn" for c in unicodedata.normalize("NFD", text))
 
 
-# Sub-words that SentencePiece finds at most, with the marks and without them.
+# The largest number of tokens that SentencePiece finds, with and without marks.
 _MOST = {
     "th": (50, 44), "hi": (48, 35), "ja": (50, 45), "de": (36, 32)
 }  # fmt: skip
@@ -62,7 +62,7 @@ _MOST = {
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
 @pytest.mark.parametrize("code", _PHRASES)
-def test_no_mark_is_lost_unless_it_is_asked_for(tmp_path, kind, code, caplog):
+def test_marks_are_kept_by_default(tmp_path, kind, code, caplog):
     lines = _lines(_PHRASES[code], 160)
     sizes = (150, 150) if kind == "wordpiece" else _MOST[code]
     options = {"tokenizer": kind, "language": code, "workers": 1, "validation_fraction": 0.2}
@@ -77,7 +77,7 @@ def test_no_mark_is_lost_unless_it_is_asked_for(tmp_path, kind, code, caplog):
     for line in lines[:20]:
         before += _marks(line)
         decoded = tokenizer.decode(tokenizer.encode(line))
-        # Compatibility forms apart: ำ is two signs there, one of which is a mark.
+        # Compatibility forms are decomposed: ำ becomes two signs, one of which is a mark.
         after += _marks(decoded) - kind.startswith("s") * line.count("ำ")
     assert before == after > 20
 
@@ -99,7 +99,7 @@ def test_no_mark_is_lost_unless_it_is_asked_for(tmp_path, kind, code, caplog):
     assert "are kept" not in caplog.text
 
 
-def test_english_strips_them_as_ever(tmp_path, caplog):
+def test_english_strips_marks(tmp_path, caplog):
     lines = ["The cat sat on the mat and the dog saw it from afar."] * 11 + ["A café, perhaps."]
     lines = [f"{line} Number {i}." for i, line in enumerate(lines * 20)]
     corpus = prepare([_source(tmp_path, lines)], tmp_path / "c", vocab_size=200, workers=1,
@@ -116,12 +116,12 @@ def test_english_strips_them_as_ever(tmp_path, caplog):
     assert tokenizer.lowercase and "é" in tokenizer.decode(tokenizer.encode("CAFÉ"))
 
 
-def test_words_that_lose_a_mark_are_counted_as_they_are_read():
+def test_words_that_lose_a_mark_are_counted():
     for text, total, losing in [
         ("für die Größe", 3, 2),
         ("がぎく", 3, 2),
         ("ไม่มี", 3, 2),  # letters with their marks: two of these have some
-        ("東京é 한국", 4, 1),  # Hangul only comes apart
+        ("東京é 한국", 4, 1),  # Hangul is only decomposed
         ("❤\ufe0f ok", 2, 0),
         ("", 0, 0),
     ]:
@@ -164,7 +164,7 @@ def test_long_runs_of_a_script_without_spaces_are_cut(tmp_path):
 
 
 def _rates(corpus, kind: str, vocabulary, *, length: int = 64) -> tuple[float, int]:
-    """The share of tokens that are predicted, and the rows without one, of rows cut anywhere."""
+    """The share of predicted tokens, and of rows without one, for rows cut at any position."""
     tokens = np.concatenate(corpus.train.shards).astype(np.int32)
     rows = len(tokens) // (length - 2)
     special = corpus.special
@@ -179,7 +179,7 @@ def _rates(corpus, kind: str, vocabulary, *, length: int = 64) -> tuple[float, i
         key=3,
         example_numbers=np.arange(rows),
     )
-    found = MASKS[kind]({"input_ids": ids, "lengths": np.full(rows, length)}, draw)
+    found = MASKINGS[kind]({"input_ids": ids, "lengths": np.full(rows, length)}, draw)
     chosen = found["mlm_weights"].sum(1)
     return float(chosen.sum() / ids.size), int((chosen == 0).sum())
 
@@ -189,7 +189,7 @@ def test_masks_of_words_find_words_where_there_are_no_spaces(tmp_path, code):
     from bert_jax.__main__ import main
 
     lines = _lines(_SPACELESS[code], 400, between="", words=40)
-    command = ["prepare", "--source", _source(tmp_path, lines), "--output", str(tmp_path / "c")]
+    command = ["prepare", "--source", _source(tmp_path, lines), "--output-dir", str(tmp_path / "c")]
     command += ["--tokenizer", "sentencepiece", "--vocab-size", "90", "--language", code]
     assert main([*command, "--validation-fraction", "0.1", "--workers", "1"]) == 0
     corpus = open_corpus(tmp_path / "c")
@@ -201,7 +201,7 @@ def test_masks_of_words_find_words_where_there_are_no_spaces(tmp_path, code):
 
 
 def test_words_of_text_with_spaces_are_not_pieces(tmp_path):
-    """The manifest decides for the masks of a corpus: by the share of its tokens."""
+    """The manifest determines the masks of a corpus by the share of its tokens."""
     lines = _lines(_SPACELESS["ja"], 120, between="", words=20)
     options = {"tokenizer": "sentencepiece", "vocab_size": 90, "workers": 1}
     corpus = prepare([_source(tmp_path, lines)], tmp_path / "c", validation_fraction=0.1, **options)
@@ -215,8 +215,8 @@ def test_words_of_text_with_spaces_are_not_pieces(tmp_path):
     assert not is_by_piece(tokenizer, counts)
     wordpiece = train_wordpiece(lines, vocab_size=200, lowercase=True)
     assert (begins_word(wordpiece) == begins_word(wordpiece, by_piece=False)).all()
-    # The doctor warns of whole-word masks where a sentence is one word.
-    config = config_loader.load_config("tiny_docs_cpu", ["data.mask=whole_words"])
+    # The doctor warns about whole-word masks if a sentence is one word.
+    config = config_loader.load_config("tiny_docs_cpu", ["data.masking=whole_words"])
     old = dataclasses.replace(corpus, begins_word=by_space)
     results = [doctor_corpus.predictions(config, each).result for each in (old, corpus)]
     assert results == ["warned", "passed"]

@@ -1,4 +1,4 @@
-"""Languages other than English: sentences, codes, and what letters say of a text."""
+"""Languages other than English: sentences, codes, and guessing the language of a text."""
 
 import re
 
@@ -8,7 +8,7 @@ from bert_jax.data.language import codes, guess
 from bert_jax.data.language.sentences import LONGEST_SENTENCE, split_sentences
 from bert_jax.errors import UsageError
 
-# Written for this test; | is where a sentence ends.
+# Written for this test; | marks the end of a sentence.
 _SENTENCES = {
     "de": [
         "Er kam z. B. am Montag, d. h. zu spät. | Niemand wartete.",
@@ -96,7 +96,7 @@ _CASES = [(code, case) for code, cases in _SENTENCES.items() for case in cases]
 
 
 def _sentences(marked: str) -> tuple[str, list[str]]:
-    """The text of a case, in which no space follows a stop of its script, and its sentences."""
+    """The text of a case, without spaces after the stops of its script, and its sentences."""
     sentences = [part.strip() for part in marked.split("|")]
     text = re.sub(r"(?<=[。！？」]) ?\| ?", "", marked)
     return re.sub(r" ?\| ?", " ", text), sentences
@@ -130,7 +130,7 @@ def test_a_sentence_too_long_is_cut_at_a_space():
 
 
 def test_time_to_cut_a_sentence_does_not_grow_with_its_square(monkeypatch):
-    """Every character is looked at a few times, however long the sentence: counted, not timed."""
+    """The number of reads per character is bounded for any length; counted, not timed."""
 
     class Watched(str):
         copied = 0
@@ -162,8 +162,8 @@ def test_a_paragraph_without_stops_is_cut_at_spaces():
 
 
 @pytest.mark.parametrize("code", ["en", "kk", "de", "ru", "el", "ja", "zh"])
-def test_no_white_space_stops_the_segmenter(code):
-    """It panics at white space of several bytes before a stop, by some rules after a stop, too."""
+def test_all_white_space_is_accepted_by_the_segmenter(code):
+    """It panics at multi-byte white space before a stop and, with some rules, after a stop."""
     for text in ("J\u00a0. Smith", "J .\u2009.;", " \u00a0.J\u3000.", "\u2009" * 50_000):
         split_sentences(text, code)
 
@@ -182,7 +182,7 @@ def test_codes_as_people_write_them(given, code):
     [("german", "German (de)"), ("Japanise", "Japanese (ja)"), ("hindi", "Hindi (hi)"),
      ("", "such as de, ja or th"), ("???", "such as de, ja or th")],
 )  # fmt: skip
-def test_an_unknown_code_is_refused_with_the_nearest(given, meant):
+def test_an_unknown_code_is_rejected_with_a_suggestion(given, meant):
     with pytest.raises(UsageError, match=re.escape(meant)):
         codes.canonical(given)
 
@@ -207,7 +207,7 @@ def test_every_language_that_is_named_or_guessed_has_a_code():
         ("Lorem ipsum dolor sit amet consectetur adipiscing.", "en"),
     ],
 )  # fmt: skip
-def test_the_letters_and_words_say_which_language_it_is(text, code):
+def test_letters_and_words_determine_the_language(text, code):
     assert guess.guess(text) == code
 
 
@@ -222,7 +222,7 @@ def test_a_corpus_keeps_its_language_and_english_ones_compare_equal(tmp_path, ca
     command += ["--validation-fraction", "0.2", "--workers", "1"]
 
     def prepare(name, *options):
-        assert main([*command, "--output", str(tmp_path / name), *options]) == 0
+        assert main([*command, "--output-dir", str(tmp_path / name), *options]) == 0
         import json
 
         manifest = json.loads((tmp_path / name / "corpus.json").read_text())
@@ -237,9 +237,9 @@ def test_a_corpus_keeps_its_language_and_english_ones_compare_equal(tmp_path, ca
     german, said = prepare("german", "--language", "de_DE")
     assert "looks like" not in said and german["options"]["language"] == "de"
     assert german["counts"]["total"]["sentences"] == 80 < plain["counts"]["total"]["sentences"]
-    # As it is finished already.
+    # It is finished already.
     assert "is finished already" in prepare("german", "--language", "de")[1]
-    assert main([*command, "--output", str(tmp_path / "german")]) == 2
+    assert main([*command, "--output-dir", str(tmp_path / "german")]) == 2
     assert "language" in capsys.readouterr().err
-    assert main([*command, "--output", str(tmp_path / "x"), "--language", "german"]) == 2
+    assert main([*command, "--output-dir", str(tmp_path / "x"), "--language", "german"]) == 2
     assert "--language german" in (said := capsys.readouterr().err) and "German (de)" in said

@@ -1,4 +1,4 @@
-"""Test sets whose text is in the sources: all that were planted are found, named and removed."""
+"""Test sets with text in the sources: planted records are found, reported and removed."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ def text(count: int, draw: random.Random) -> str:
 
 @pytest.fixture
 def test_sets(tmp_path):
-    """A set of 40 records of 20 words; one of 10 of 10 words and 5 of 5."""
+    """A set of 40 records with 20 words; one of 10 with 10 words and 5 with 5."""
     draw = random.Random(3)
     long = [text(20, draw) for _ in range(40)]
     short = [text(10, draw) for _ in range(10)] + [text(5, draw) for _ in range(5)]
@@ -29,8 +29,8 @@ def test_sets(tmp_path):
     return long, short
 
 
-def test_a_record_that_cannot_be_read_is_no_record_that_is_not_there(test_sets, tmp_path):
-    """Bad records are left out of the text alone: its test set would stay in it."""
+def test_a_bad_record_of_a_test_set_is_an_error(test_sets, tmp_path):
+    """Only bad records of the text are skipped: in a test set they would stay in the corpus."""
     (tmp_path / "text.txt").write_text("\n\n".join(test_sets[0]) + "\n")
     with (tmp_path / "long.jsonl").open("a") as file:
         file.write('{"text": "cut in the')
@@ -41,15 +41,15 @@ def test_a_record_that_cannot_be_read_is_no_record_that_is_not_there(test_sets, 
             vocab_size=300,
             workers=1,
             decontaminate=[tmp_path / "long.jsonl"],
-            skip_bad=True,
-            skip_bad_limit=1.0,
+            on_bad_record="skip",
+            bad_record_limit=1.0,
         )
 
 
-def test_what_was_planted_is_found_named_and_removed(test_sets, tmp_path, capsys):
+def test_planted_records_are_found_named_and_removed(test_sets, tmp_path, capsys):
     long, short = test_sets
     draw = random.Random(4)
-    # Spelt otherwise; cut to 13 words; to 12, which is too few; a whole short one; a part of one.
+    # Another spelling; cut to 13 words; to 12, too few; a whole short record; a part of one.
     planted = [
         long[0].upper(),
         ", ".join(long[1].split()[3:16]),
@@ -68,9 +68,9 @@ def test_what_was_planted_is_found_named_and_removed(test_sets, tmp_path, capsys
         decontaminate=sets,
     )  # fmt: skip
     said = capsys.readouterr().err
-    assert f"{sets[0]}: 3 of 40 records are in the text\n" in said
-    too_short = "(5 of fewer than 8 words are not looked for)"
-    assert f"{sets[1]}: 2 of 15 records are in the text {too_short}\n" in said
+    assert f"{sets[0]}: 3 of 40 records occur in the text\n" in said
+    too_short = "(5 with fewer than 8 words are skipped)"
+    assert f"{sets[1]}: 2 of 15 records occur in the text {too_short}\n" in said
     manifest = corpus.manifest
     assert manifest["counts"]["total"]["documents"] == 100 - len(planted)
     assert sum(manifest["contaminated_documents"].values()) == len(planted)
@@ -78,7 +78,7 @@ def test_what_was_planted_is_found_named_and_removed(test_sets, tmp_path, capsys
         sets[0]: {"records": 40, "looked_for": 40, "found": 3},
         sets[1]: {"records": 15, "looked_for": 10, "found": 2},
     }
-    # Where the sets lie does not matter, and what they say does.
+    # The paths of the sets do not matter, but their content does.
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes((tmp_path / "long.jsonl").read_bytes())
     again = prepare(
@@ -90,13 +90,13 @@ def test_what_was_planted_is_found_named_and_removed(test_sets, tmp_path, capsys
         prepare([str(tmp_path / "text.txt")], tmp_path / "c", **options, decontaminate=sets[:1])
 
 
-def test_a_set_of_short_records_is_refused(tmp_path):
+def test_a_set_of_short_records_is_rejected(tmp_path):
     (tmp_path / "short.txt").write_text("one two three\nfour\n")
     with pytest.raises(UsageError, match="no record has 8 words or more"):
         Contamination([str(tmp_path / "short.txt")], SourceOptions())
 
 
-def test_what_is_found_in_a_file_that_is_left_out_does_not_count(test_sets, tmp_path, capsys):
+def test_matches_in_skipped_files_do_not_count(test_sets, tmp_path, capsys):
     long, _ = test_sets
     draw = random.Random(5)
     folder = tmp_path / "texts"
@@ -106,7 +106,7 @@ def test_what_is_found_in_a_file_that_is_left_out_does_not_count(test_sets, tmp_
     (folder / "b.txt.gz").write_bytes(packed[:-9])
     corpus = prepare(
         [str(folder)], tmp_path / "c", vocab_size=300, validation_fraction=0.2, workers=1,
-        skip_bad=True, decontaminate=[str(tmp_path / "long.jsonl")],
+        on_bad_record="skip", decontaminate=[str(tmp_path / "long.jsonl")],
     )  # fmt: skip
     assert corpus.manifest["skipped_files"]
     (counts,) = corpus.manifest["decontaminated_of"].values()
@@ -119,7 +119,7 @@ def test_what_is_found_in_a_file_that_is_left_out_does_not_count(test_sets, tmp_
     ids=["Japanese", "Thai"],
 )
 def test_a_word_without_spaces_has_several_characters(letters, enough, tmp_path):
-    """13 characters are an everyday phrase; as many as 13 words have are not."""
+    """13 characters are an everyday phrase; the characters of 13 words are not."""
     draw = random.Random(6)
     record = "".join(draw.choice(letters) for _ in range(80))
     (tmp_path / "set.txt").write_text(f"{record}\n")
@@ -131,8 +131,8 @@ def test_a_word_without_spaces_has_several_characters(letters, enough, tmp_path)
     assert is_in(record[7 : 7 + enough]) and not is_in(record[7 : 6 + enough])
 
 
-def test_all_held_out_splits_of_a_folder_are_looked_for(tmp_path, capsys):
-    """A benchmark as the hub has it: `validation` and `test`, in whose `train` nobody is scored."""
+def test_all_held_out_splits_of_a_folder_are_compared(tmp_path, capsys):
+    """A benchmark of the hub: `validation` and `test` are compared, `train` is not."""
     draw = random.Random(5)
     of = {split: [text(20, draw) for _ in range(4)] for split in ("train", "validation", "test")}
     folder = tmp_path / "bench"
@@ -155,5 +155,5 @@ def test_all_held_out_splits_of_a_folder_are_looked_for(tmp_path, capsys):
     said = capsys.readouterr().err
     assert f"{folder}: skipped 2 files: dev.json, train-00000" in said
     for source in ({"decontaminate": ["tfds:x"]}, {"validation_source": ["tfds:x"]}):
-        with pytest.raises(UsageError, match=r"tfds:x: .* name its split, as tfds:x:test"):
+        with pytest.raises(UsageError, match=r"tfds:x: name its split, for example tfds:x:test"):
             prepare([str(tmp_path / "text.txt")], tmp_path / "d", vocab_size=300, **source)

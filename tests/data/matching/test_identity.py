@@ -1,4 +1,4 @@
-"""A document is known by its words: what is folded, what is not, and that nothing else decides."""
+"""Equal documents: the differences that are ignored, and the differences that count."""
 
 import json
 import unicodedata
@@ -53,7 +53,7 @@ SAME = [
 ]
 
 
-def test_documents_that_differ_in_their_words_are_known_apart():
+def test_documents_with_different_words_are_different():
     assert len({identify(text.encode()).words for text in DIFFERENT}) == len(DIFFERENT)
 
 
@@ -69,7 +69,7 @@ def test_case_spaces_and_punctuation_are_folded(one, other):
     assert identify(one.encode()) == identify(other.encode())
 
 
-def test_every_letter_is_one_in_either_case():
+def test_upper_and_lower_case_letters_are_equal():
     for letter in map(chr, range(0x30000)):
         others = {letter.upper(), letter.lower(), letter.title()} - {letter}
         if others and not 0xD800 <= ord(letter) < 0xE000:
@@ -78,7 +78,7 @@ def test_every_letter_is_one_in_either_case():
 
 
 def plainly(text: str) -> str:
-    """The rule in a few lines: folded, NFKC, any i one letter; letters, marks and digits alone."""
+    """Reference: folded, NFKC, all forms of i equal; only letters, marks and digits."""
 
     def counts(c: str) -> bool:
         return c.isalnum() if c.isascii() else unicodedata.category(c)[:1] in "LMN"
@@ -93,8 +93,8 @@ def plainly(text: str) -> str:
 @given(
     st.text(st.sampled_from("aBΪΐᾷͅI\u03071. \n-éÉßẞﬁ²½́̈ガか゛किัΣσς한ᄒ\u00a0—😀𝐀ıİ"), max_size=12)
 )
-def test_two_streams_say_what_the_rule_says(text):
-    """Those of ASCII and the rest: together they are the rule's letters, in their order."""
+def test_two_streams_agree_with_the_rule(text):
+    """ASCII and the rest: together they are the letters of the rule, in order."""
     plain, rest = identity._streams(text.encode())
     expected = plainly(text)
     assert plain.decode() == "".join(c for c in expected if c.isascii())
@@ -105,7 +105,7 @@ def documents_of(texts: list[str]) -> str:
     return "\n\n".join(texts) + "\n"
 
 
-def test_no_twin_lies_on_the_other_side(tmp_path):
+def test_equal_documents_are_in_the_same_split(tmp_path):
     texts = [f"The {n} cats, of house {n * n}, see a well-known dog." for n in range(300)]
     twins = [text.upper().replace(", ", " ; ").replace("-", " ") for text in texts]
     file = tmp_path / "a.txt"
@@ -116,8 +116,8 @@ def test_no_twin_lies_on_the_other_side(tmp_path):
     assert sum(side == "train" for _, side in kept) == decided.documents["train"]
 
 
-def test_all_pieces_of_a_record_are_on_one_side(tmp_path, monkeypatch):
-    """That of its beginning, which another spacing does not move."""
+def test_all_pieces_of_a_record_are_in_the_same_split(tmp_path, monkeypatch):
+    """The split of the beginning, which does not depend on spacing."""
     monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 200)
     monkeypatch.setattr(document, "LONGEST_DOCUMENT_BYTES", 1000)
     monkeypatch.setattr(identity, "_BEGINNING_BYTES", 300)

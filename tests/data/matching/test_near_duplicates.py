@@ -1,4 +1,4 @@
-"""Nearly equal documents are found as the exact comparison of all pairs finds them."""
+"""Near duplicates agree with an exact comparison of all pairs."""
 
 import hashlib
 import random
@@ -27,7 +27,7 @@ TEXTS = [
 
 
 def runs_by_python(text: str, length: int) -> set[tuple[str, ...]]:
-    """The same by a regular expression: words of letters, marks and digits, or one ideograph."""
+    """Reference by a regular expression: words of letters, marks and digits, or one ideograph."""
     text = unicodedata.normalize("NFKC", text.casefold())
     alone = "\u0e00-\u0e7f\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u4e00-\u9fff"
     marks = "".join(c for c in set(text) if unicodedata.category(c)[0] in "LMN")
@@ -40,7 +40,7 @@ def runs_by_python(text: str, length: int) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_runs_of_words_are_those_of_the_text(length):
+def test_n_grams_are_those_in_the_text(length):
     for text in TEXTS:
         wanted = runs_by_python(text, length)
         found = set(shingles(words(text), length).tolist())
@@ -51,7 +51,7 @@ def test_runs_of_words_are_those_of_the_text(length):
 
 
 def edited(text: list[str], share: float, draw: random.Random) -> list[str]:
-    """Returns a copy in which a stretch of that share is other words, as an editor changes one."""
+    """Returns a copy in which a contiguous share of the words is replaced."""
     start = draw.randrange(int(len(text) * (1 - share)) + 1)
     other = [draw.choice(VOCABULARY) for _ in range(int(len(text) * share))]
     return text[:start] + other + text[start + len(other) :]
@@ -71,7 +71,7 @@ def planted() -> list[str]:
 
 
 @pytest.mark.parametrize("similarity", [0.9, 0.8, 0.7, 0.5, 0.3])
-def test_planted_copies_are_found_as_by_all_pairs(similarity):
+def test_planted_copies_are_found_as_by_comparing_all_pairs(similarity):
     texts = planted()
     signer = Signer(similarity)
     for text in texts:
@@ -97,7 +97,7 @@ def test_planted_copies_are_found_as_by_all_pairs(similarity):
 
 
 def test_signatures_do_not_change():
-    """The same documents must give the same corpus later: rensa must sign as before."""
+    """The same documents must give the same corpus later, so rensa's signatures must not change."""
     signer = Signer(0.8)
     for start in range(0, 1000, 40):
         signer.add(" ".join(VOCABULARY[start : start + 50]).encode())
@@ -117,19 +117,19 @@ def text(tmp_path):
 def test_near_duplicates_are_dropped_and_counted(text, tmp_path):
     options = {"vocab_size": 300, "validation_fraction": 0.2, "workers": 1}
     plain = prepare([str(text)], tmp_path / "plain", **options)
-    corpus = prepare([str(text)], tmp_path / "near", **options, near_duplicates=0.5)
+    corpus = prepare([str(text)], tmp_path / "near", **options, dedup_threshold=0.5)
     counts, before = corpus.manifest["counts"]["total"], plain.manifest["counts"]["total"]
     dropped = corpus.manifest["near_duplicate_documents"]
     assert sum(dropped.values()) == before["documents"] - counts["documents"] > 160
     assert min(dropped.values()) > 0
-    assert corpus.manifest["options"]["near_duplicates"] == 0.5
-    again = prepare([str(text)], tmp_path / "near", **options, near_duplicates=0.5)
+    assert corpus.manifest["options"]["dedup_threshold"] == 0.5
+    again = prepare([str(text)], tmp_path / "near", **options, dedup_threshold=0.5)
     assert again.fingerprint == corpus.fingerprint != plain.fingerprint
-    with pytest.raises(UsageError, match=r"its near_duplicates is 0\.5, not None"):
+    with pytest.raises(UsageError, match=r"its dedup_threshold is 0\.5, not None"):
         prepare([str(text)], tmp_path / "near", **options)
 
 
-def test_rensa_is_asked_for(text, tmp_path, monkeypatch):
+def test_a_missing_rensa_is_reported(text, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"needs rensa: pip install 'rensa"):
-        prepare([str(text)], tmp_path / "c", near_duplicates=0.8)
+        prepare([str(text)], tmp_path / "c", dedup_threshold=0.8)

@@ -7,7 +7,7 @@ from bert_jax.config import DataConfig
 from bert_jax.data.pairs.text_ids import text_ids
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
-from bert_jax.registry import ROWS
+from bert_jax.registry import SEQUENCE_FORMATS
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split, split_from_lengths
 
 KINDS = ("crops", "adjacent", "title_body", "same")
@@ -16,16 +16,16 @@ SPLIT = random_split(40, mean_sentences=5, mean_tokens=9, vocab_size=None, num_s
 
 
 def plan_of(kind: str, *, key: int = 5, split=SPLIT, length: int = LENGTH):
-    return ROWS[kind].plan(split, options=DataConfig(), sequence_length=length, key=key)
+    return SEQUENCE_FORMATS[kind].plan(split, options=DataConfig(), sequence_length=length, key=key)
 
 
 def read(kind: str, plan, *, split=SPLIT, length: int = LENGTH) -> dict[str, np.ndarray]:
     vocabulary = Vocabulary(SPECIAL, 100_000)
-    return ROWS[kind].read(split, plan, vocabulary=vocabulary, sequence_length=length)
+    return SEQUENCE_FORMATS[kind].read(split, plan, vocabulary=vocabulary, sequence_length=length)
 
 
 def texts_of(rows: dict[str, np.ndarray]) -> list[list[np.ndarray]]:
-    """The tokens of both texts of each row, as numbers of the split, which has each once."""
+    """The tokens of both texts of each row, as indices of the split, which are unique."""
     found = []
     for ids, sequences, positions in zip(
         rows["input_ids"], rows["sequence_ids"], rows["position_ids"], strict=True
@@ -70,7 +70,7 @@ def test_each_kind_cuts_as_its_paper_does():
         assert query.tolist() == document.tolist() and len(query) <= room / 2
 
 
-def test_crops_are_drawn_by_the_key_alone():
+def test_crops_only_depend_on_the_key():
     first, again, other = (read("crops", plan_of("crops", key=key)) for key in (5, 5, 6))
     assert (first["input_ids"] == again["input_ids"]).all()
     assert (first["input_ids"] != other["input_ids"]).any()
@@ -78,7 +78,7 @@ def test_crops_are_drawn_by_the_key_alone():
     assert len(set(lengths)) > 5  # drawn between a twentieth and a half
 
 
-def test_a_split_without_pairs_is_refused():
+def test_a_split_without_pairs_is_rejected():
     single = split_from_lengths(np.array([1, 1]), np.array([1, 1]))
     for kind in ("crops", "title_body"):
         with pytest.raises(UsageError, match="long enough for a pair"):

@@ -1,4 +1,4 @@
-"""Batches of a split that is planned in pieces, a block of them at a time."""
+"""Batches of a split that is planned in pieces, one block at a time."""
 
 import dataclasses
 import itertools
@@ -20,17 +20,17 @@ from tests.batches import stream_of
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split
 
 BLOCKS = Blocks(tokens=8_000, lanes=8, pieces=16)
-# Every token is another id, so that a row tells which tokens of the split it holds.
+# Every token has another id, so that a row shows which tokens of the split it holds.
 SPLIT = random_split(360, mean_tokens=8, vocab_size=None, num_shards=3)
-# 16 rows are dealt to eight lanes, 6 to two, 7 to one.
+# 16 rows are divided among eight lanes, 6 among two, 7 go to one.
 ROWS, LANES = 16, 8
 PAIRS = DataConfig()
 KINDS = {
     "pairs": PAIRS,
     "packed pairs": DataConfig(packing="best_fit"),
-    "documents": DataConfig(rows="documents"),
-    "packed documents": DataConfig(rows="documents", packing="best_fit"),
-    "full sentences": DataConfig(rows="full_sentences"),
+    "documents": DataConfig(sequence_format="documents"),
+    "packed documents": DataConfig(sequence_format="documents", packing="best_fit"),
+    "full sentences": DataConfig(sequence_format="full_sentences"),
 }
 
 
@@ -49,7 +49,7 @@ def stream(options: DataConfig = PAIRS, rows: int = ROWS) -> Stream:
 def made(options: DataConfig = PAIRS, *, rows: int = ROWS, blocks: Blocks = BLOCKS, **kw):
     return Pipeline(
         SPLIT,
-        collator=MLM_NSP if options.rows == "sentence_pairs" else MLM,
+        collator=MLM_NSP if options.sequence_format == "sentence_pairs" else MLM,
         vocabulary=Vocabulary(SPECIAL, FIRST_WORD + SPLIT.tokens),
         options=options,
         phases=(phase_of(options, rows),),
@@ -64,12 +64,8 @@ def nothing_ahead(monkeypatch) -> None:
     monkeypatch.setattr(Stream, "plan_ahead", lambda *_: None)
 
 
-def bits_of(batch) -> list[bytes]:
-    return [batch[name].tobytes() for name in sorted(batch)]
-
-
 def first_tokens(pipeline: Pipeline, steps) -> np.ndarray:
-    """The place in the split of the first token of each row: int `[steps, ROWS]`."""
+    """The position in the split of the first token of each row: int `[steps, ROWS]`."""
     found = []
     for step in steps:
         batch = pipeline.batch_at(step, range(ROWS))
@@ -97,24 +93,24 @@ def test_any_hosts_and_any_order_have_the_same_rows(kind, rows):
 
 @pytest.mark.parametrize("kind", ["pairs", "documents", "full sentences"])
 def test_a_pass_sees_nearly_all_rows_once(kind):
-    """Units differ in size: of a larger one a few rows are left out, a smaller begins again."""
+    """Units differ in size: a larger one omits a few rows, a smaller one repeats some."""
     pipeline, planner = made(KINDS[kind]), stream(KINDS[kind])
     size = planner.first.rows
     units = [planner.plans.get(unit) for unit in range(LANES * Pieces(SPLIT, BLOCKS).blocks)]
     planned = {int(start) for plan in units for start in plan.start[plan.bounds[:-1]]}
     assert sum(map(len, units)) == pytest.approx(size, rel=0.05)
     seen = first_tokens(pipeline, range(size // ROWS)).ravel()
-    if kind != "pairs":  # of which some have had tokens taken from their front
+    if kind != "pairs":  # some pairs have lost tokens at their beginning
         assert set(seen.tolist()) <= planned
     assert len(np.unique(seen)) > 0.9 * len(planned)
-    # The rows of two passes are in different order.
+    # The rows of two epochs are in different order.
     steps = size // ROWS
     again = first_tokens(pipeline, range(steps, 2 * steps)).ravel()
     assert (seen[: again.size] == again[: seen.size]).mean() < 0.05
 
 
 @pytest.mark.usefixtures("nothing_ahead")
-def test_a_host_plans_the_pieces_of_its_rows_alone(monkeypatch):
+def test_a_host_only_plans_the_pieces_of_its_rows(monkeypatch):
     planned: list[int] = []
     take = Pieces.__getitem__
     monkeypatch.setattr(Pieces, "__getitem__", lambda self, n: planned.append(n) or take(self, n))
@@ -129,7 +125,7 @@ def test_a_host_plans_the_pieces_of_its_rows_alone(monkeypatch):
         for step in range(steps):
             pipeline.batch_at(step, range(4 * host, 4 * host + 4))
         by_host.append({*planned})
-    # Each host plans its pieces, and the sample; in whole, all pieces are planned.
+    # Each host plans its pieces, and the sample; together they plan all pieces.
     assert set.union(*by_host) == {*range(there)}
     assert all(len(each - sampled) <= there // 4 for each in by_host)
 
@@ -138,26 +134,26 @@ def test_the_units_of_the_next_block_are_planned_ahead(monkeypatch):
     begun: list[int] = []
     monkeypatch.setattr(EpochCache, "begin", lambda _, unit: begun.append(unit))
     planner = stream()
-    rows = planner.first.rows // Pieces(SPLIT, BLOCKS).blocks  # of a block
-    third = np.arange(2 * rows, 2 * rows + 4)  # two of its lanes
+    rows = planner.first.rows // Pieces(SPLIT, BLOCKS).blocks  # per block
+    third = np.arange(2 * rows, 2 * rows + 4)  # in two of its lanes
     planner.plan_ahead(third, last=10 * rows)
     assert begun == [24, 25], "those of this host"
-    # Not beyond the last block that the phase will see.
+    # Not beyond the last block of the phase.
     planner.plan_ahead(third + rows, last=4 * rows - 1)
     assert begun == [24, 25]
 
 
 def test_batches_are_as_varied_as_independent_draws_from_a_block():
-    """The mean of anything over a batch varies no more than over as many draws of its block.
+    """The variance of a batch mean is at most that of independent draws from its block.
 
-    Of the 40 random properties, each of which all rows of a piece share, the mean ratio of the
-    two variances is at most 1.1, and so is that of the place of rows in the split.
+    For 40 random properties, each shared by all rows of a piece, the mean ratio of the two
+    variances is at most 1.1; so is the ratio for the position of rows in the split.
     """
-    options = DataConfig(rows="documents")
+    options = DataConfig(sequence_format="documents")
     pipeline = made(options)
     pieces = Pieces(SPLIT, BLOCKS)
     edges = np.array([int(pieces[number].sentence_starts[0]) for number in range(len(pieces))])
-    steps = stream(options).first.rows / pieces.blocks / ROWS  # of a block
+    steps = stream(options).first.rows / pieces.blocks / ROWS  # per block
     draw, ratios, places = np.random.default_rng(0), [], []
     for block in range(pieces.blocks):
         within = range(math.ceil(block * steps), int((block + 1) * steps))
@@ -171,12 +167,12 @@ def test_batches_are_as_varied_as_independent_draws_from_a_block():
     assert np.mean(ratios) <= 1.1 and np.mean(places) <= 1.1
 
 
-def test_sentences_that_are_cut_are_said_once(capsys):
-    pipeline = made(DataConfig(rows="full_sentences"))
+def test_split_sentences_are_noted_once(capsys):
+    pipeline = made(DataConfig(sequence_format="full_sentences"))
     for step in range(0, 200, 20):
         pipeline.batch_at(step, range(ROWS))
-    said = [line for line in capsys.readouterr().err.splitlines() if "are cut" in line]
-    assert len(said) == 1 and said[0].startswith("train: some sentences are cut, being longer")
+    said = [line for line in capsys.readouterr().err.splitlines() if "sentences are" in line]
+    assert len(said) == 1 and said[0].startswith("train: some sentences are longer")
 
 
 def test_a_mixture_of_large_and_small_sources_is_the_same_for_any_hosts():

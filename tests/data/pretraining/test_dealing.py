@@ -1,4 +1,4 @@
-"""The rows of a batch by source: within one of the share, in each batch and up to any."""
+"""The rows of each source: within one row of its share, in each batch and in total."""
 
 from fractions import Fraction
 
@@ -20,14 +20,14 @@ def uneven(sources: int, seed: int) -> list[float]:
 
 @pytest.mark.parametrize("rows", [1, 7, 256])
 @pytest.mark.parametrize("sources", [2, 3, 5, 17, 200])
-def test_every_batch_and_all_batches_together_keep_the_shares(sources: int, rows: int):
+def test_each_batch_and_the_total_keep_the_shares(sources: int, rows: int):
     shares = uneven(sources, seed=rows)
     made = Dealing(shares, rows)
     steps = np.arange(1301)  # more than two periods
     before = made.before(steps)
     each = np.diff(before, axis=0)
     assert (each >= 0).all() and (each.sum(1) == rows).all() and not before[0].any()
-    # A share is rounded to a whole row in so many of them.
+    # Shares are rounded to a whole row in this many steps.
     period = rows * dealing._LONGEST
     rounded = made.before(np.array([dealing._LONGEST]))[0] / period
     assert np.abs(rounded - shares).max() < 1 / period
@@ -37,7 +37,7 @@ def test_every_batch_and_all_batches_together_keep_the_shares(sources: int, rows
 
 
 @pytest.mark.parametrize("shares", [(7, 2, 1), (0.7, 0.2, 0.1), (1,) * 200, (3, 0, 1)])
-def test_plain_shares_are_exact_for_ever(shares: tuple[float, ...]):
+def test_simple_shares_stay_exact(shares: tuple[float, ...]):
     made, rows = Dealing(shares, 256), 256
     for step in (1, 999, 10**6):
         found = made.before(np.array([step]))[0]
@@ -46,7 +46,7 @@ def test_plain_shares_are_exact_for_ever(shares: tuple[float, ...]):
             assert abs(count - step * rows * part) < 1
 
 
-def test_a_step_is_found_without_those_before_it():
+def test_a_step_does_not_need_earlier_steps():
     shares, steps = uneven(9, seed=4), np.array([7, 10**9, 3, 512, 511])
     whole = Dealing(shares, 32).before(steps)
     for step, expected in zip(steps, whole, strict=True):

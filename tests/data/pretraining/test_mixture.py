@@ -1,4 +1,4 @@
-"""Batches of several sources: whose row each is, that they are pure, and that pairs stay apart."""
+"""Batches of several sources: the source of each row, purity, and pairs within one source."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ _COUNTS = {"documents": 0, "sentences": 0, "tokens": 0}
 
 
 def corpus_of(number: int, documents: int) -> Corpus:
-    """Tokens of source k are k * TOKENS and more, each another one: a row tells its source."""
+    """Tokens of source k are distinct ids from k * TOKENS: a row shows its source."""
     split = random_split(documents, seed=number, mean_tokens=6, vocab_size=None, num_shards=2)
     assert split.tokens < TOKENS
     shards = tuple(shard + number * TOKENS for shard in split.shards)
@@ -78,7 +78,7 @@ def made(
 
 
 def sources_in(batch: Batch) -> list[list[int]]:
-    """The numbers of the sources that the words of each row are from."""
+    """The numbers of the sources of the words in each row."""
     ids = restored(batch).astype(np.int64) - FIRST_WORD
     return [np.unique(row[row >= 0] // TOKENS).tolist() for row in ids]
 
@@ -101,7 +101,7 @@ def test_a_batch_has_the_shares_and_no_row_two_sources(options):
     assert np.abs(found.cumsum(0) - exact * np.arange(1, 41)[:, None]).max() < 1
 
 
-def test_without_weights_sizes_say_and_a_temperature_evens_them_out():
+def test_default_weights_are_sizes_smoothed_by_a_temperature():
     tokens = np.array([corpus.train.tokens for corpus in SOURCES.values()])
     for temperature in (1.0, 3.0, 1e9):
         total = counts(made(options=DataConfig(source_temperature=temperature)), range(40)).sum(0)
@@ -112,7 +112,7 @@ def test_without_weights_sizes_say_and_a_temperature_evens_them_out():
 
 @pytest.mark.parametrize("options", [PLAIN, PACKED], ids=["unpacked", "packed"])
 def test_any_hosts_at_any_time_make_the_same_batches(options):
-    """Whatever was asked before, in however many parts, and with however many rows at once."""
+    """For any earlier requests, ranges, and numbers of rows at once."""
     options = dataclasses.replace(options, source_weights="code=1,talk=3,wiki=7")
     expected = {step: made(options=options).batch_at(step, range(ROWS)) for step in (0, 7, 31)}
     again = made(options=options)
@@ -123,7 +123,7 @@ def test_any_hosts_at_any_time_make_the_same_batches(options):
             assert_same(joined, expected[step])
 
 
-def test_many_sources_are_those_that_are_asked_one_by_one(monkeypatch):
+def test_many_sources_equal_separately_planned_sources(monkeypatch):
     many = {f"s{i:02}": corpus_of(i, 5 + i % 7) for i in range(60)}
     together = [made(many).batch_at(step, range(ROWS)) for step in (0, 1, 39)]
     monkeypatch.setattr(mixture, "_TOGETHER", 0)
@@ -136,8 +136,8 @@ def test_many_sources_are_those_that_are_asked_one_by_one(monkeypatch):
         assert_same(alone.batch_at(step, range(ROWS)), expected)
 
 
-def test_the_first_source_has_the_rows_that_it_has_alone():
-    """Its k-th row is its k-th row in a run of its own, bit for bit."""
+def test_the_first_source_has_the_same_rows_without_others():
+    """Its k-th row equals the k-th row of a run with only this source, bit for bit."""
     plain = Pipeline(
         SOURCES["code"].train, collator=MLM_NSP, vocabulary=Vocabulary(SPECIAL, 10**6),
         options=DataConfig(), phases=(PHASE,), seed=3,
@@ -149,7 +149,7 @@ def test_the_first_source_has_the_rows_that_it_has_alone():
     assert plain.epochs(40) == {}
 
 
-def test_phases_may_have_weights_of_their_own_and_epochs_are_counted():
+def test_phases_may_have_weights_and_epochs_are_counted():
     phases = (PHASE, dataclasses.replace(PHASE, sequence_length=48))
     each = [DataConfig(source_weights=text) for text in ("code=1,talk=1", "code=0,talk=1")]
     two = {name: SOURCES[name] for name in ("code", "talk")}
@@ -178,7 +178,7 @@ def test_a_part_of_a_mixture_is_its_source():
             begin = part.sentence_starts[0]
             assert np.array_equal(tokens[begin : begin + own.tokens], np.concatenate(own.shards))
             assert part.name == f"{name} {split}"
-    # Of the held-out rows, which are as many from each, whatever the tokens that they have.
+    # The mean over held-out rows: each source has equally many, regardless of its tokens.
     assert whole.manifest["unigram_entropy_nats"] == pytest.approx(1)
 
 
@@ -188,19 +188,19 @@ def test_weights_must_name_the_sources(weights: str):
         made(options=DataConfig(source_weights=weights))
 
 
-def test_what_goes_together():
+def test_compatible_corpora():
     one, other = SOURCES["code"], SOURCES["talk"]
     for change, said in (
         (
             {"tokenizer_hash": "another"},
             r"a \(corpus0\) and b \(corpus1\) have different tokenizers",
         ),
-        ({"fingerprint": "0"}, r"a \(corpus0\) and b \(corpus1\) are the same text"),
+        ({"fingerprint": "0"}, r"a \(corpus0\) and b \(corpus1\) have the same text"),
     ):
         with pytest.raises(UsageError, match=said):
             mixed({"a": one, "b": dataclasses.replace(other, **change)})
 
 
-def test_a_mixture_of_no_corpus_is_refused():
+def test_a_mixture_without_corpora_is_rejected():
     with pytest.raises(UsageError, match="no corpus is named"):
         open_corpora({})

@@ -1,4 +1,4 @@
-"""Sequences that share rows of pre-training: unpacked rows rearranged, and nothing leaks."""
+"""Packed pre-training rows: they rearrange unpacked rows, and sequences do not leak."""
 
 import collections
 import dataclasses
@@ -35,7 +35,7 @@ from bert_jax.errors import UsageError
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.objectives.objective import Objective
-from bert_jax.registry import MASKS, OBJECTIVES, POSITIONS, ROWS
+from bert_jax.registry import MASKINGS, OBJECTIVES, SEQUENCE_FORMATS
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.training.pretrain import Pretraining
 from tests.batches import stream_of
@@ -78,7 +78,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def rows_of(made: Pipeline, first: int, stop: int) -> Batch:
-    """Returns the rows `first` to `stop` of `PHASE`, whatever steps they belong to."""
+    """Returns the rows `first` to `stop` of `PHASE`, regardless of their steps."""
     size = PHASE.global_batch_size
     steps = range(first // size, -(-stop // size))
     whole = joined([made.batch_at(step, range(size)) for step in steps])
@@ -86,7 +86,7 @@ def rows_of(made: Pipeline, first: int, stop: int) -> Batch:
 
 
 def sequences_of(batch: Batch, objective: str = "mlm+nsp") -> collections.Counter:
-    """Returns all that there is of each sequence of a batch, wherever it stands, as bytes."""
+    """Returns all values of each sequence of a batch, at any position, as bytes."""
     fields, found = OBJECTIVES[objective].fields, collections.Counter()
     ids = batch["sequence_ids"]
     for row, number in ((r, n) for r in range(len(ids)) for n in range(1, ids[r].max() + 1)):
@@ -109,7 +109,7 @@ def sequences_of(batch: Batch, objective: str = "mlm+nsp") -> collections.Counte
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 20), max_size=60), st.integers(1, 6))
-def test_each_sequence_has_its_place(lengths, most):
+def test_each_sequence_has_its_position(lengths, most):
     lengths = np.array(lengths, np.int64)
     packing = best_fit(lengths, length=20, most=most)
     assert sorted(packing.examples) == list(range(len(lengths)))
@@ -117,7 +117,7 @@ def test_each_sequence_has_its_place(lengths, most):
         examples, (count,) = packing.take(np.array([row]))
         assert 1 <= count <= most and lengths[examples].sum() <= 20
     assert packing.starts[0] == 0 and packing.starts[-1] == len(lengths)
-    # One after the other, each into the fullest row that has room: the same rows come out.
+    # One after the other, each into the fullest row with enough space: gives the same rows.
     rows: list[int] = []
     for length in sorted(lengths.tolist(), reverse=True):
         fitting = [row for row in rows if row + length <= 20]
@@ -130,7 +130,7 @@ def test_each_sequence_has_its_place(lengths, most):
 
 
 def test_rows_are_full():
-    """The lengths of a corpus of short articles: two fifths fill a row of their own."""
+    """The lengths of a corpus of short articles: two fifths fill a separate row."""
     draw = np.random.default_rng(0)
     lengths = np.where(draw.random(100_000) < 0.4, 512, draw.geometric(0.01, 100_000) + 4)
     lengths = np.minimum(lengths, 512)
@@ -141,7 +141,7 @@ def test_rows_are_full():
 
 
 def test_the_share_of_padding_is_that_of_an_epoch():
-    """Within what two draws of the same documents differ by."""
+    """Within the difference of two draws of the same documents."""
     found = padding(SPLIT, options=DataConfig(), phase=PHASE, seed=3)
     alone, packed = pipeline(DataConfig()), pipeline()
     rows = planned(DataConfig()).first.rows
@@ -157,15 +157,15 @@ def test_the_share_of_padding_is_that_of_an_epoch():
 
 def test_show_rows(corpus, tmp_path, capsys):
     path = str(write_config(tmp_path / "tiny.json", tiny_config()))
-    assert main(["show", "rows", path, "--corpus", str(corpus), "--json"]) == 0
+    assert main(["config", "sequences", path, "--corpus", str(corpus), "--json"]) == 0
     phases = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [phase["sequence_length"] for phase in phases] == [32, 48]
     assert all(0 <= phase["packed"] <= phase["unpacked"] < 1 for phase in phases)
-    assert main(["show", "rows", path, "--corpus", str(corpus)]) == 0
+    assert main(["config", "sequences", path, "--corpus", str(corpus)]) == 0
     said = capsys.readouterr().out
     assert f"{phases[1]['unpacked']:.1%}" in said and "--set data.packing=best_fit packs" in said
-    assert main(["show", "rows", path]) == 2
-    assert "show rows needs --corpus DIR" in capsys.readouterr().err
+    assert main(["config", "sequences", path]) == 2
+    assert "config sequences needs --corpus DIR" in capsys.readouterr().err
 
 
 def test_rows_of_an_epoch_are_not_those_of_the_next():
@@ -180,21 +180,23 @@ def test_rows_of_an_epoch_are_not_those_of_the_next():
 
 
 def _kinds():
-    """Every objective with the rows that it can learn from, and every mask."""
-    for objective, rows in itertools.product(OBJECTIVES.names(), ROWS.names()):
-        is_ours = OBJECTIVES.is_builtin(objective) and ROWS.is_builtin(rows)
+    """Every objective with suitable rows, and every mask."""
+    for objective, rows in itertools.product(OBJECTIVES.names(), SEQUENCE_FORMATS.names()):
+        is_ours = OBJECTIVES.is_builtin(objective) and SEQUENCE_FORMATS.is_builtin(rows)
         # Pairs of texts: tests/objectives/test_contrastive.py.
-        is_ours = is_ours and OBJECTIVES[objective].texts == ROWS[rows].texts == 1
+        is_ours = is_ours and OBJECTIVES[objective].texts == SEQUENCE_FORMATS[rows].texts == 1
         if is_ours and rows in (OBJECTIVES[objective].rows or (rows,)):
             yield objective, rows, "tokens"
-    yield from (("mlm+nsp", "sentence_pairs", mask) for mask in MASKS.names() if mask != "tokens")
+    yield from (
+        ("mlm+nsp", "sentence_pairs", mask) for mask in MASKINGS.names() if mask != "tokens"
+    )
 
 
 @pytest.mark.parametrize(("objective", "rows", "mask"), [*_kinds()])
 def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask, monkeypatch):
-    # Short sequences are masked in tables of fewer columns: here in tables of several widths.
+    # Short sequences are masked in tables with fewer columns: this test has several widths.
     monkeypatch.setattr(packing, "_SHORT", 16)
-    options = dataclasses.replace(PACKED, rows=rows, mask=mask)
+    options = dataclasses.replace(PACKED, sequence_format=rows, masking=mask)
     packed = pipeline(options, objective=objective)
     alone = pipeline(dataclasses.replace(options, packing="none"), objective=objective)
     size, number, _ = planned(options).first
@@ -204,7 +206,7 @@ def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask, monkeypatch):
     expected = sequences_of(rows_of(alone, 0, size), objective)
     assert sum(expected.values()) == size
     assert sequences_of(batch, objective) == expected
-    # The rest of a row is padding, and counts for nothing.
+    # The rest of a row is padding without weight.
     fields = OBJECTIVES[objective].fields
     assert {name: array.dtype for name, array in batch.items()} == {
         name: np.dtype(field.dtype) for name, field in fields.items()
@@ -214,7 +216,7 @@ def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask, monkeypatch):
     for name, field in fields.items():
         if field.size == "L" and name != "input_ids":
             assert not batch[name][is_padding].any(), name
-    # Of another epoch a few rows may be left out, and a few come twice.
+    # Another epoch may omit a few rows, and repeat a few.
     again = sequences_of(rows_of(packed, number, 2 * number), objective)
     expected = sequences_of(rows_of(alone, size, 2 * size), objective)
     assert again.keys() <= expected.keys()
@@ -222,7 +224,7 @@ def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask, monkeypatch):
 
 
 def test_a_batch_is_a_function_of_its_step():
-    """Whatever is asked for in between, by however many hosts."""
+    """For any other requests in between, by any number of hosts."""
     short = dataclasses.replace(PHASE, steps=30)
     long = dataclasses.replace(PHASE, sequence_length=48, steps=10, global_batch_size=4)
     made = pipeline(PACKED, short, long)
@@ -237,8 +239,8 @@ def test_a_batch_is_a_function_of_its_step():
             assert array.tobytes() == whole[name].tobytes(), (step, name)
 
 
-def test_every_row_has_room_for_its_predictions():
-    """Also where nearly every sequence is rounded up."""
+def test_every_row_has_slots_for_its_predictions():
+    """Also if nearly every sequence is rounded up."""
     for rate, length in itertools.product((0.02, 0.1, 0.15, 0.3, 0.5), (16, 32, 128)):
         phase = PhaseConfig(sequence_length=length)
         packed = phase.resolved(rate, packing="best_fit")
@@ -275,10 +277,10 @@ MODEL = ModelConfig(
 
 @functools.cache
 def two_batches(objective: str) -> tuple[Batch, Batch]:
-    """The same sequences in rows of their own and packed; both with room for the same."""
+    """The same sequences in separate rows and packed, with the same number of slots."""
     kind = OBJECTIVES[objective]
     rows = (kind.rows or ("sentence_pairs",))[0]
-    options = dataclasses.replace(PACKED, rows=rows)
+    options = dataclasses.replace(PACKED, sequence_format=rows)
     planner = planned(options)
     assert planner.packings is not None
     packed = planner.packings.get(0)
@@ -334,15 +336,12 @@ def compiled(objective: str, block: str, attention: str, states: bool):
     return params, jax.jit(jax.grad(loss, has_aux=True))
 
 
-# Fields of the model: each kind of position, and all else in which blocks differ from BERT's.
+# Fields of the model: all in which blocks differ from BERT's, and a learned bias of scores.
+# tests/model/test_positions.py has rows of several sequences for each kind of position.
 BLOCKS = {
     "bert": {},
     "modern": {"norm_placement": "pre", "norm": "rmsnorm", "feed_forward": "gated"},
-    **{
-        kind: {"position_embedding_type": kind}
-        for kind in POSITIONS.names()
-        if POSITIONS.is_builtin(kind) and kind != "learned"
-    },
+    "t5": {"position_embedding_type": "t5"},
 }
 
 
@@ -352,13 +351,13 @@ def _models():
         if OBJECTIVES.is_builtin(objective) and OBJECTIVES[objective].texts == 1:
             yield objective, "bert", "fused", False
     yield from (("mlm+nsp", block, "fused", False) for block in BLOCKS if block != "bert")
-    # The others serve windows, or TPUs.
+    # The others are for windows or TPUs.
     for attention in ("plain", "chunked"):
         yield "mlm+nsp", "bert", attention, False
 
 
 each_model = pytest.mark.parametrize(("objective", "block", "attention", "states"), [*_models()])
-# What the columns of an output are those of.
+# The kind of each output's columns.
 _COLUMNS = {"last_hidden_state": "L", "mlm_logits": "M", "nsp_logits": "P", "replaced_logits": "L"}
 
 
@@ -377,7 +376,7 @@ def outputs_of_sequences(outputs, batch: Batch) -> list[dict[str, np.ndarray]]:
 
 
 @each_model
-def test_outputs_and_gradients_are_those_of_rows_apart(objective, block, attention, states):
+def test_outputs_and_gradients_equal_those_of_separate_rows(objective, block, attention, states):
     params, function = compiled(objective, block, attention, states)
     (apart, together) = two_batches(objective)
     results = [jax.device_get(function(params, batch)) for batch in (apart, together)]
@@ -396,8 +395,8 @@ def test_outputs_and_gradients_are_those_of_rows_apart(objective, block, attenti
 
 
 @each_model
-def test_no_sequence_sees_another_one(objective, block, attention, states):
-    """Other tokens in one sequence of each row change no bit of what comes out of the others."""
+def test_sequences_do_not_attend_to_each_other(objective, block, attention, states):
+    """Other tokens in one sequence of a row do not change a bit of the other outputs."""
     params, function = compiled(objective, block, attention, states)
     _, batch = two_batches(objective)
     for number in (1, 2):
@@ -427,7 +426,7 @@ def config(**phase) -> TrainConfig:
     return TrainConfig(data=PACKED, phases=phases)
 
 
-def test_room_follows_the_length():
+def test_slots_scale_with_the_length():
     found = validate(complete(config())).phases
     assert [(p.max_sequences, p.max_predictions) for p in found] == [(3, 20), (8, 81)]
     assert complete(complete(config())) == complete(config())
@@ -442,19 +441,19 @@ def test_room_follows_the_length():
 @pytest.mark.parametrize(
     ("phase", "packing", "message"),
     [
-        ({"max_predictions": 19}, "best_fit", "max_predictions is 19, but the 3 sequences"),
-        ({"max_sequences": 0}, "best_fit", "max_sequences is 0; a packed row of 128 has room"),
+        ({"max_predictions": 19}, "best_fit", "max_predictions is 19, but a packed row"),
+        ({"max_sequences": 0}, "best_fit", "max_sequences is 0; a packed row of 128 tokens holds"),
         ({"max_sequences": 43}, "best_fit", "max_sequences is 43; .* 1 to 42"),
-        ({"max_sequences": 3}, "none", "max_sequences is 3, but no rows are packed"),
+        ({"max_sequences": 3}, "none", "max_sequences is 3, but data.packing is none"),
     ],
 )
-def test_what_cannot_be_is_named(phase, packing, message):
+def test_invalid_settings_are_named(phase, packing, message):
     changed = dataclasses.replace(config(**phase), data=DataConfig(packing=packing))
     with pytest.raises(UsageError, match=rf"phases\.0\.{message}"):
         validate(complete(changed))
 
 
-def test_what_cannot_be_placed_is_named():
+def test_arrays_that_cannot_be_packed_are_named():
     batch = {
         "sequence_ids": np.ones((2, 4), np.int32),
         "mlm_weights": np.ones((2, 3), np.float32),
@@ -463,14 +462,14 @@ def test_what_cannot_be_placed_is_named():
     parts = [(np.arange(2), batch)]
     sizes = {"pad": 0, "sequence_length": 8, "max_predictions": 5, "max_sequences": 2}
     fields = {"sequence_ids": Field("L", np.int32), "mlm_weights": Field("M", np.float32)}
-    with pytest.raises(UsageError, match=r"has 6 columns of 'mlm_weights' and room for 5"):
+    with pytest.raises(UsageError, match=r"needs 6 columns of 'mlm_weights' but has 5"):
         place(parts, np.array([2]), fields=fields, **sizes)
-    with pytest.raises(UsageError, match=r"'extra' of the objective, of size 7, cannot be packed"):
+    with pytest.raises(UsageError, match=r"'extra' of the objective has size 7, which cannot"):
         place(parts, np.array([1, 1]), fields=fields | {"extra": Field("7", np.float32)}, **sizes)
 
 
-def test_evaluation_packs_nothing():
-    """Its batches are those of a run that is not packed: their figures can be compared."""
+def test_evaluation_is_not_packed():
+    """Its batches equal those of a run without packing, so that metrics are comparable."""
     packed = complete(config())
     unpacked = complete(dataclasses.replace(packed, data=DataConfig(), phases=config().phases))
     found = []
@@ -494,7 +493,7 @@ def test_evaluation_packs_nothing():
 
 
 def test_the_work_of_a_packed_run(corpus, capsys):
-    """Its batches are as announced, and its rows of the log say how many sequences there are."""
+    """Its batches have the announced shape, and its log rows contain the number of sequences."""
     phases = (PhaseConfig(sequence_length=48, steps=2, global_batch_size=8),)
     data = dataclasses.replace(PACKED, short_seq_prob=1.0, prefetch=1)
     config = complete(tiny_config(phases=phases, data=data))
@@ -517,4 +516,4 @@ def test_the_work_of_a_packed_run(corpus, capsys):
     closing["expected"] = {"mlm_loss": None, "published": [], "warnings": []}
     _print_closing("workdir", closing | speed)
     said = capsys.readouterr().out
-    assert f"{speed['sequences_per_step']:.0f} a step; {speed['padding']:.1%} padding" in said
+    assert f"{speed['sequences_per_step']:.0f} per step; {speed['padding']:.1%} padding" in said

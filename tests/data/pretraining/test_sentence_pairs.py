@@ -1,4 +1,4 @@
-"""Sentence pairs: equal to the original algorithm, and with its statistics."""
+"""Sentence pairs: equal to the original algorithm, and to its statistics."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from tests.original_examples import KeyedDraws, SequentialDraws, make_pairs
 from tests.synthetic_corpus import SPECIAL, random_split, split_from_lengths
 
 NUM_SPECIAL = SENTENCE_PAIRS.num_special
-# Standard deviations a statistic may be off. At 4.5 one honest statistic in 150,000 would fail.
+# Tolerated standard deviations. At 4.5, one correct statistic in 150,000 would fail.
 Z = 4.5
 
 
@@ -41,7 +41,7 @@ def plan_pairs(split: Split, **arguments) -> Pairs:
 
 
 def documents_of(split: Split) -> list[list[list[int]]]:
-    """Documents of sentences of tokens, each token being its own global index."""
+    """Documents of sentences of tokens; each token is its global index."""
     sentences = [
         list(range(*bounds))
         for bounds in zip(split.sentence_starts[:-1], split.sentence_starts[1:], strict=True)
@@ -51,7 +51,7 @@ def documents_of(split: Split) -> list[list[list[int]]]:
 
 
 def pieces_of(documents: list) -> list[tuple[int, list]]:
-    """(document number, sentences) for each piece that is walked as if it were a document."""
+    """(document number, sentences) for each piece that is walked like a document."""
     pieces = []
     for own, document in enumerate(documents):
         count = math.ceil(len(document) / 1024)
@@ -97,7 +97,7 @@ def test_equals_the_original_token_by_token(sequence_length: int):
 @pytest.mark.parametrize(
     ("sentences", "documents"),
     [
-        ([1, 1], [1, 1]),  # the smallest corpus there is
+        ([1, 1], [1, 1]),  # the smallest possible corpus
         ([1] * 40, [20, 20]),
         ([700, 1, 900, 3, 1500], [2, 1, 2]),  # sentences longer than a row, hundreds of drops
         ([3] * 4100, [2049, 1, 1024, 1025, 1]),  # documents that are walked in pieces
@@ -116,7 +116,7 @@ def test_pairs_fit_and_no_segment_is_empty():
         assert plan.a_length.min() >= 1 and plan.b_length.min() >= 1
         assert (plan.a_length + plan.b_length).max() == sequence_length - NUM_SPECIAL
         for start, length in ((plan.a_start, plan.a_length), (plan.b_start, plan.b_length)):
-            # Each segment lies within one document.
+            # Each segment is inside one document.
             assert np.array_equal(document_of(split, start), document_of(split, start + length - 1))
         same = document_of(split, plan.a_start) == document_of(split, plan.b_start)
         assert np.array_equal(same, ~plan.is_random)
@@ -153,12 +153,12 @@ def test_random_next_prob_is_an_option(probability: float):
     split = random_split(500, mean_tokens=5)
     options = DataConfig(random_next_prob=probability)
     plan = plan_pairs(split, options=options, sequence_length=128, key=3)
-    # A chunk of one sentence has nothing to follow it: random even where none are wanted.
+    # A chunk of one sentence has no continuation: random even if random_next_prob is 0.
     assert plan.is_random.all() if probability else 0 < plan.is_random.mean() < 0.2
 
 
 def test_one_document_in_ten_is_short():
-    """Documents of one-token sentences: the first pair has the target's length exactly."""
+    """Documents of one-token sentences: the first pair has exactly the target length."""
     documents, sentences, sequence_length = 40_000, 30, 20
     max_tokens = sequence_length - NUM_SPECIAL
     split = split_from_lengths(

@@ -1,4 +1,4 @@
-"""Rows without next sentences: equal to the originals restated, row by row."""
+"""Rows without next sentence prediction: equal to reference implementations, row by row."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from bert_jax.config import DataConfig
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import spans
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
-from bert_jax.registry import ROWS
+from bert_jax.registry import SEQUENCE_FORMATS
 from tests import naive_rows
 from tests.data.pretraining.test_sentence_pairs import Z, document_of, documents_of
 from tests.naive_rows import KeyedDraws, Row, SequentialDraws
@@ -20,11 +20,11 @@ each_kind = pytest.mark.parametrize("kind", _KINDS)
 
 
 def plan_of(kind: str, split: Split, length: int, key: int = 5):
-    return ROWS[kind].plan(split, options=DataConfig(), sequence_length=length, key=key)
+    return SEQUENCE_FORMATS[kind].plan(split, options=DataConfig(), sequence_length=length, key=key)
 
 
 def read(kind: str, split: Split, plan, length: int) -> dict[str, np.ndarray]:
-    return ROWS[kind].read(
+    return SEQUENCE_FORMATS[kind].read(
         split, plan, vocabulary=Vocabulary(SPECIAL, 1000), sequence_length=length
     )
 
@@ -42,7 +42,7 @@ def expected_rows(kind: str, split: Split, length: int, key: int = 5) -> list[Ro
 
 
 def in_ids(row: Row) -> tuple[list[int], list[int]]:
-    """The ids and token types of a row, of a split in which no two tokens are alike."""
+    """The ids and token types of a row in a split with unique tokens."""
     ids, types = [SPECIAL.cls], [0]
     for number, segment in enumerate(row):
         for part in segment:
@@ -52,7 +52,7 @@ def in_ids(row: Row) -> tuple[list[int], list[int]]:
 
 
 def assert_equals_the_original(kind: str, split: Split, length: int, key: int = 5) -> None:
-    ROWS[kind].check(split, sequence_length=length)
+    SEQUENCE_FORMATS[kind].check(split, sequence_length=length)
     plan = plan_of(kind, split, length, key)
     rows = read(kind, split, plan, length)
     expected = [in_ids(row) for row in expected_rows(kind, split, length, key)]
@@ -69,7 +69,7 @@ def assert_equals_the_original(kind: str, split: Split, length: int, key: int = 
 @each_kind
 @pytest.mark.parametrize("length", [8, 32, 128])
 def test_equals_the_original_row_by_row(kind, length, monkeypatch):
-    monkeypatch.setattr(spans, "_BLOCK", 100)  # the walk goes on where a block ends
+    monkeypatch.setattr(spans, "_BLOCK", 100)  # the walk continues after a block
     split = random_split(120, mean_sentences=8, mean_tokens=9, vocab_size=None, num_shards=3)
     assert_equals_the_original(kind, split, length)
 
@@ -78,9 +78,9 @@ def test_equals_the_original_row_by_row(kind, length, monkeypatch):
 @pytest.mark.parametrize(
     ("sentences", "documents"),
     [
-        ([1], [1]),  # the smallest corpus there is
+        ([1], [1]),  # the smallest possible corpus
         ([1] * 40, [1] * 40),  # a separator between any two tokens
-        ([30, 30, 62, 1, 61, 1, 62], [2, 1, 2, 1, 1]),  # rows that are just full
+        ([30, 30, 62, 1, 61, 1, 62], [2, 1, 2, 1, 1]),  # rows that are exactly full
         ([700, 1, 900, 3, 63, 1500], [2, 1, 3]),  # sentences longer than a row
         ([1] * 2000, [2000]),
     ],
@@ -92,8 +92,8 @@ def test_equals_the_original_in_corner_cases(kind, sentences, documents):
 
 
 @each_kind
-def test_the_middle_of_a_corpus_makes_rows_of_its_own(kind):
-    """A split whose first sentence is not the first of the shard: the doctor looks at such."""
+def test_the_middle_of_a_corpus_makes_valid_rows(kind):
+    """A split that begins inside a shard, as in the doctor."""
     split = random_split(30, vocab_size=None)
     first, last = split.document_starts[[10, 20]]
     middle = dataclasses.replace(
@@ -138,7 +138,7 @@ def test_cut_sentences_are_counted(caplog):
     split = split_from_lengths(np.array([70, 3, 200]), np.array([2, 1]))
     with caplog.at_level("INFO", logger="bert_jax"):
         plan_of("full_sentences", split, 66)
-    assert "train: 2 of 3 sentences are cut, being longer than the 64 tokens" in caplog.text
+    assert "train: 2 of 3 sentences are longer than the 64 tokens" in caplog.text
 
 
 def test_another_key_is_another_epoch_of_electras_rows():
@@ -151,7 +151,7 @@ def test_another_key_is_another_epoch_of_electras_rows():
 
 
 def statistics_of(lengths: np.ndarray, first: np.ndarray, length: int) -> list[float]:
-    """Rows, tokens a row, those of the first segment, full rows, rows of one segment."""
+    """Rows, tokens per row, tokens of the first segment, full rows, rows of one segment."""
     is_one = first + 2 == lengths
     return [
         lengths.size, lengths.mean(), first.mean(), (lengths == length).mean(), is_one.mean(),

@@ -1,4 +1,4 @@
-"""Whole words and spans: which tokens are chosen, and that words are found in every vocabulary."""
+"""Whole-word and span masking: chosen tokens, and words in every kind of vocabulary."""
 
 import numpy as np
 import pytest
@@ -16,17 +16,17 @@ from bert_jax.data.tokenizer.training import (
     train_wordpiece,
 )
 from bert_jax.data.tokenizer.words import begins_word
-from bert_jax.registry import MASKS
+from bert_jax.registry import MASKINGS
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL
 
 _SIZE, _LENGTH, _KEY = 1000, 128, 5
-# Odd ids go on with the word before them.
+# Odd ids continue the word before them.
 _VOCABULARY = Vocabulary(SPECIAL, _SIZE, np.arange(_SIZE) % 2 == 0)
 _KINDS = ("whole_words", "spans")
 
 
 def rows_of(number: int, *, pieces: float = 0.4) -> tuple[np.ndarray, np.ndarray]:
-    """`[CLS] A [SEP] B [SEP]` of random lengths, in which that share of the tokens goes on."""
+    """`[CLS] A [SEP] B [SEP]` of random lengths, in which this share of tokens continues a word."""
     draw = np.random.default_rng(0)
     lengths = draw.integers(12, _LENGTH + 1, number)
     ids = draw.integers(FIRST_WORD // 2 + 1, _SIZE // 2 - 1, (number, _LENGTH)) * 2
@@ -50,7 +50,7 @@ def draw_of(numbers, *, options=None, max_predictions=20) -> Draw:
 
 def masked(kind: str, ids, lengths, *, first=0, **rest):
     draw = draw_of(first + np.arange(len(ids)), **rest)
-    found = MASKS[kind]({"input_ids": ids, "lengths": lengths}, draw)
+    found = MASKINGS[kind]({"input_ids": ids, "lengths": lengths}, draw)
     used = found["mlm_weights"] == 1
     return found, [row[on] for row, on in zip(found["mlm_positions"], used, strict=True)]
 
@@ -144,7 +144,7 @@ def test_span_lengths_are_geometric():
     assert drawn.mean() == pytest.approx(3.797, abs=0.02)
 
 
-def test_a_span_is_replaced_alike_and_a_word_piece_by_piece():
+def test_spans_are_replaced_as_a_whole_and_words_by_piece():
     ids, lengths = rows_of(4000)
     for kind in _KINDS:
         found, positions = masked(kind, ids, lengths)
@@ -164,17 +164,8 @@ def test_a_span_is_replaced_alike_and_a_word_piece_by_piece():
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_a_row_depends_on_its_number_alone(kind):
-    ids, lengths = rows_of(64)
-    whole, _ = masked(kind, ids, lengths)
-    part, _ = masked(kind, ids[40:], lengths[40:], first=40)
-    for name, array in part.items():
-        np.testing.assert_array_equal(array, whole[name][40:])
-
-
-@pytest.mark.parametrize("kind", _KINDS)
 def test_edges(kind):
-    """A row without candidates, one of a single long word, and a mask of everything."""
+    """A row without candidates, a row with one long word, and a mask of all tokens."""
     ids = np.full((3, 16), SPECIAL.pad, np.int32)
     ids[:, 0] = SPECIAL.cls
     ids[1, 1:15] = FIRST_WORD | 1
@@ -182,7 +173,7 @@ def test_edges(kind):
     ids[:, 15] = SPECIAL.sep
     lengths = np.array([16, 16, 16])
     _, found = masked(kind, ids, lengths, max_predictions=4)
-    # Of a word that does not fit nothing is taken; a span is cut.
+    # A word that does not fit is skipped; a span is cut.
     assert [len(row) for row in found] == [0, 0 if kind == "whole_words" else 2, 2]
     everything = DataConfig(masked_lm_prob=1.0)
     _, found = masked(kind, ids, lengths, options=everything, max_predictions=14)
@@ -192,7 +183,7 @@ def test_edges(kind):
 @pytest.mark.parametrize("kind", ["tokens", *_KINDS])
 @pytest.mark.parametrize("length", [1 << 15, (1 << 15) + 1, 1 << 17])
 def test_rows_may_be_of_any_length(kind, length):
-    """The places of a longer row do not fit into 16 bits."""
+    """The positions of a longer row do not fit into 16 bits."""
     ids = np.full((1, length), FIRST_WORD + FIRST_WORD % 2, np.int32)
     ids[:, 0], ids[:, 1:-9], ids[:, -1] = SPECIAL.cls, SPECIAL.mask, SPECIAL.sep
     _, (found,) = masked(kind, ids, np.array([length]), max_predictions=8)

@@ -1,4 +1,4 @@
-"""Sources at addresses: in memory, in a bucket on this machine, on a web server, in a hub."""
+"""Sources at addresses: in memory, in a local bucket, on a web server, on a hub."""
 
 import functools
 import gzip
@@ -37,7 +37,7 @@ def memory() -> Iterator[MemoryFileSystem]:
 
 
 def test_one_fingerprint(tmp_path, memory, bucket):
-    """By the command; a folder, with what is left out of it, and a glob."""
+    """Through the command: a folder with skipped files, and a glob."""
     folder, vocabulary = tmp_path / "data", tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(VOCABULARY) + "\n")
     parts = texts(40)
@@ -56,7 +56,7 @@ def test_one_fingerprint(tmp_path, memory, bucket):
     made = set()
     for number, what in enumerate((str(folder), "gs://bucket/data/**/train-*.txt")):
         output = tmp_path / f"c{number}"
-        command = ["prepare", "--source", what, "--output", str(output), "--workers", "1"]
+        command = ["prepare", "--source", what, "--output-dir", str(output), "--workers", "1"]
         command += ["--tokenizer", str(vocabulary), "--validation-fraction", "0.3"]
         assert main(command) == 0
         made.add(open_corpus(output).fingerprint)
@@ -76,12 +76,12 @@ def test_one_fingerprint(tmp_path, memory, bucket):
     ["/data/../up.txt", "/data/a/../../up.txt", "/data/a//b.txt", "/data/a\nb.txt", "/other/a.txt"],
 )
 @pytest.mark.parametrize("source", ["memory://data", "memory://data/*.txt"])
-def test_a_name_that_leads_out_of_its_folder_is_refused(monkeypatch, memory, name, source):
+def test_a_name_that_leads_out_of_its_folder_is_rejected(monkeypatch, memory, name, source):
     memory.pipe_file("/data/good.txt", b"text")
     found = {path: {"type": "file"} for path in ("/data/good.txt", name)}
     monkeypatch.setattr(MemoryFileSystem, "find", lambda *_, **__: list(found))
     monkeypatch.setattr(MemoryFileSystem, "glob", lambda *_, **__: found)
-    with pytest.raises(UsageError, match="is no name of a file inside of it"):
+    with pytest.raises(UsageError, match="is not a valid file name inside it"):
         find_files(source)
 
 
@@ -91,15 +91,15 @@ def test_a_name_that_leads_out_of_its_folder_is_refused(monkeypatch, memory, nam
         ("memory://nowhere", "memory://nowhere: no such file or folder at this address"),
         ("memory://nowhere/*.txt", "memory://nowhere/*.txt: no file matches at this address"),
         ("gs://bucket/nowhere.txt", "gs://bucket/nowhere.txt: no such file or folder"),
-        ("memory://", "memory://: an address of nothing"),
-        ("ftp://a.example/b.txt", "the kind ftp:// are not read, but gs://, s3://, https://"),
+        ("memory://", "memory://: the address is empty"),
+        ("ftp://a.example/b.txt", "the kind ftp:// are not supported, but gs://, s3://, https://"),
         ("https://a.example/b.pdf", "https://a.example/b.pdf: not one of .txt"),
         ("memory://pictures", "memory://pictures: no .txt, "),
     ],
 )
-def test_what_is_not_there_is_one_line(tmp_path, memory, bucket, source, said, capsys):
+def test_a_missing_file_is_a_one_line_error(tmp_path, memory, bucket, source, said, capsys):
     memory.pipe_file("/pictures/a.png", b"")
-    assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
+    assert main(["prepare", "--source", source, "--output-dir", str(tmp_path / "c")]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
     assert not list(tmp_path.glob("c/corpus.json"))
@@ -107,9 +107,9 @@ def test_what_is_not_there_is_one_line(tmp_path, memory, bucket, source, said, c
 
 def test_a_password_is_not_kept(tmp_path, capsys):
     source = "https://me:secret@a.example/b.txt"
-    assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
+    assert main(["prepare", "--source", source, "--output-dir", str(tmp_path / "c")]) == 2
     err = capsys.readouterr().err
-    assert "which corpus.json would keep" in err and "secret" not in err
+    assert "which corpus.json would store" in err and "secret" not in err
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys, kind, package
     monkeypatch.setattr(fsspec, "filesystem", missing)
     address.file_system.cache_clear()
     source = f"{kind}://bucket/a.txt"
-    assert main(["prepare", "--source", source, "--output", str(tmp_path / "c")]) == 2
+    assert main(["prepare", "--source", source, "--output-dir", str(tmp_path / "c")]) == 2
     err = capsys.readouterr().err
     assert f"{source}: {kind}:// needs {package}: pip install '{package}>={version}'\n" in err
     address.file_system.cache_clear()
 
 
 class _Broken(MemoryFileSystem):
-    """A store whose files end in an error of the network, or of anything."""
+    """A store with files that end in a network error, or in any other error."""
 
     error: Exception = OSError("nothing")
 
@@ -159,7 +159,7 @@ class _Broken(MemoryFileSystem):
     ],
     ids=str,
 )
-def test_a_failure_on_the_way_is_no_damage(monkeypatch, memory, ending, error, kind):
+def test_a_network_failure_is_not_damage(monkeypatch, memory, ending, error, kind):
     text = "\n\n".join(texts(300)).encode()
     memory.pipe_file(f"/a.txt{ending}", PACKERS[ending](text) if ending else text)
     monkeypatch.setattr(_Broken, "error", error)
@@ -169,8 +169,8 @@ def test_a_failure_on_the_way_is_no_damage(monkeypatch, memory, ending, error, k
     assert "damaged" not in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_bucket_is_asked_for_large_pieces(bucket):
-    """Whatever unpackers ask for."""
+def test_a_bucket_is_read_in_large_blocks(bucket):
+    """For any block size that decompressors request."""
     fsspec.filesystem("gs").pipe_file("bucket/once.jsonl.gz", PACKERS[".gz"](b"x" * 3_000_000))
     control(bucket)
     with pytest.raises(UsageError, match="not JSON"):
@@ -178,7 +178,7 @@ def test_a_bucket_is_asked_for_large_pieces(bucket):
     assert control(bucket).get("media", 0) == 1
 
 
-def test_a_bucket_that_fails_once_is_asked_again(bucket):
+def test_a_failed_bucket_request_is_repeated(bucket):
     far = fsspec.filesystem("gs")
     far.pipe_file("bucket/again/a.txt", "\n\n".join(texts(30)).encode())
     control(bucket, faults={"media": [503, 2]})
@@ -200,7 +200,7 @@ class _Hub(MemoryFileSystem):
     "source", ["hf:org/name", "hf://datasets/org/name", "hf:org/name/data/train-*.txt"]
 )
 def test_a_data_set_of_the_hub(monkeypatch, memory, source):
-    """By its name; the hub itself is fsspec's, and not on this machine."""
+    """By its name; fsspec reads the hub itself."""
     memory.pipe_file("/datasets/org/name/data/train-0.txt", "\n\n".join(texts(4)).encode())
     memory.pipe_file("/datasets/org/name/data/test-0.txt", b"held out")
     memory.pipe_file("/datasets/org/name/README.md", b"a card")
@@ -214,17 +214,17 @@ def test_a_data_set_of_the_hub(monkeypatch, memory, source):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("hf:imdb", "no name of a data set, which is hf:OWNER/NAME"),
-        ("hf:org/name:en", "no name of a data set, which is hf:OWNER/NAME"),
+        ("hf:imdb", "is not a data set: write hf:OWNER/NAME"),
+        ("hf:org/name:en", "is not a data set: write hf:OWNER/NAME"),
     ],
 )
-def test_other_names_are_answered_with_what_to_type(source, message):
+def test_other_names_are_answered_with_the_right_spelling(source, message):
     with pytest.raises(UsageError, match=message):
         list(read_documents([source]))
 
 
-def test_a_hub_that_may_not_be_asked(monkeypatch):
-    """It is no failure of the network, which would come back."""
+def test_an_offline_hub(monkeypatch):
+    """It is not a network failure, which would be temporary."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     class Offline(_Hub):
@@ -236,11 +236,11 @@ def test_a_hub_that_may_not_be_asked(monkeypatch):
         list(read_documents(["hf:org/name"]))
 
 
-def test_a_bare_name_is_answered_with_what_to_type(tmp_path, monkeypatch, capsys):
+def test_a_bare_name_is_answered_with_the_right_spelling(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["prepare", "--source", "org/name", "--output", "corpus"]) == 2
+    assert main(["prepare", "--source", "org/name", "--output-dir", "corpus"]) == 2
     assert capsys.readouterr().err.endswith("write hf:org/name\n")
-    assert main(["prepare", "--source", "texts/a.WARC.gz", "--output", "corpus"]) == 2
+    assert main(["prepare", "--source", "texts/a.WARC.gz", "--output-dir", "corpus"]) == 2
     assert "texts/a.WARC.gz: no such file or folder" in capsys.readouterr().err
 
 

@@ -1,5 +1,5 @@
-"""A data set of the hub by the hub's own client, from a server of this process that answers as the
-hub does: what of its protocol (https://huggingface.co/docs/hub/api) reading takes.
+"""A data set read by the hub's client from a local server, which implements the parts of the hub's
+protocol (https://huggingface.co/docs/hub/api) that reading needs.
 """
 
 import json
@@ -75,7 +75,7 @@ class _Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path) -> Iterator[str]:
-    """Yields the address of a hub with the data set org/name, of two splits."""
+    """Yields the address of a hub with the data set org/name, which has two splits."""
     folder = tmp_path / "hub/org/name/data"
     folder.mkdir(parents=True)
     (folder / "train-0.txt").write_text(text_of(60, seed=1))
@@ -90,7 +90,7 @@ def hub(tmp_path) -> Iterator[str]:
 
 def _prepared(hub: str, output: Path, *sources: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "bert_jax", "prepare", "--vocab-size", "140"]
-    words += ["--output", str(output), *sources]
+    words += ["--output-dir", str(output), *sources]
     environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(output.parent / "home")}
     environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_TELEMETRY": "1"}
     environment.pop("HF_HUB_OFFLINE", None)
@@ -108,7 +108,7 @@ def test_a_data_set_of_the_hub_is_the_text_of_its_files(tmp_path, hub):
     assert open_corpus(tmp_path / "c").fingerprint == here.fingerprint
 
 
-def test_a_data_set_that_is_not_there_is_one_line(tmp_path, hub):
+def test_a_missing_data_set_is_a_one_line_error(tmp_path, hub):
     for name in ("org/none", "org/name/none"):
         done = _prepared(hub, tmp_path / "c", "--source", f"hf:{name}")
         assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Sources: files of folders and globs, standard input, data sets of TensorFlow."""
+"""Sources: files of folders and globs, standard input, TensorFlow data sets."""
 
 import gzip
 import io
@@ -63,7 +63,7 @@ def test_a_file_with_brackets_in_its_name_is_a_file(tmp_path):
 
 
 def test_memory_is_bounded_by_the_limits_not_by_the_file(tmp_path):
-    """A line of 256 MB without a newline, read by a process that may take 100 MB for it."""
+    """A line of 256 MB without a newline, read by a process with a limit of 100 MB for it."""
     path = tmp_path / "long.txt.gz"
     with gzip.open(path, "wb", compresslevel=1) as stream:
         for _ in range(256):
@@ -86,7 +86,7 @@ def test_memory_is_bounded_by_the_limits_not_by_the_file(tmp_path):
     assert kibibytes < 100 * 1024
 
 
-def test_sources_that_are_not_there_are_refused_before_reading(tmp_path):
+def test_missing_sources_are_errors_before_reading(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.pdf").write_text("x")
@@ -109,7 +109,7 @@ def test_sources_that_are_not_there_are_refused_before_reading(tmp_path):
 
 @pytest.fixture(scope="module")
 def tfds_folder(tmp_path_factory):
-    """Two small data sets, built with a real builder in another process and found on disk here."""
+    """Two small data sets, built by a real builder in another process and read from disk."""
     pytest.importorskip("tensorflow_datasets")
     folder = tmp_path_factory.mktemp("tfds")
     script = folder / "tiny_text.py"
@@ -153,16 +153,16 @@ for config in FIELDS:
 """
 
 
-@pytest.mark.filterwarnings("ignore")  # of tensorflow's own imports
+@pytest.mark.filterwarnings("ignore")  # warnings of tensorflow's imports
 def test_tfds(tfds_folder, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tfds_folder))
     found = documents("tfds:tiny_text/plain")
-    # The builder shuffles by key, always in the same way.
+    # The builder shuffles by key, always in the same order.
     assert sorted(found) == sorted(DOCUMENTS)
     assert found == documents("tfds:tiny_text/plain:train")
     assert documents("tfds:tiny_text/plain:test") == DOCUMENTS[:1]
     assert documents("tfds:tiny_text/plain:1.0.0:train[1:]") == found[1:]
-    assert "no column 'text', only first, second. `text_field`" in refusal("tfds:tiny_text/other")
+    assert "no column 'text', only first, second. `text_column`" in refusal("tfds:tiny_text/other")
     second = SourceOptions(text_field="none, second")
     assert sorted(read_documents(["tfds:tiny_text/other"], second)) == sorted(DOCUMENTS)
     named = SourceOptions(text_field="title")
@@ -172,7 +172,7 @@ def test_tfds(tfds_folder, monkeypatch):
     assert "expected tfds:NAME" in refusal("tfds:")
 
 
-def test_a_record_of_tfds_that_is_not_utf8_is_left_out(monkeypatch):
+def test_a_tfds_record_that_is_not_utf8_is_skipped(monkeypatch):
     records = [{"text": text} for text in (b"a", b"caf\xe9", b" ", b"b")]
     data = SimpleNamespace(as_numpy_iterator=lambda: iter(records))
     monkeypatch.setattr("bert_jax.data.sources.tfds.load_tfds", lambda *_: data)
@@ -215,7 +215,7 @@ def mixed(tmp_path):
 
 
 def _command(folder, output, *more):
-    return ["prepare", "--source", str(folder), "--output", str(output), "--vocab-size", "150",
+    return ["prepare", "--source", str(folder), "--output-dir", str(output), "--vocab-size", "150",
             "--validation-fraction", "0.2", "--workers", "1", *more]  # fmt: skip
 
 
@@ -228,7 +228,7 @@ def test_each_file_of_a_folder_is_read_or_named(mixed, tmp_path, capsys):
     assert f"skipped 5 files: {names}" in said and "read sources: 120 documents" in said
 
 
-def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, capsys):
+def test_all_bad_files_are_listed_and_may_be_skipped(mixed, tmp_path, capsys):
     assert main(_command(mixed, tmp_path / "good")) == 0
     (mixed / "a.txt").write_bytes(b"Some good words.\n\nthe cat caf\xe9\n")
     (mixed / "d.jsonl").write_text('{"text": "the cat"}\n{"content": "the cat"}\n')
@@ -246,10 +246,10 @@ def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, c
         "f.csv, line 1: no col",
     ):
         assert error.count(f"{mixed}/{name}") == 1
-    assert "--encoding cp1252" in error and error.endswith("leave them out with --skip-bad\n")
+    assert "--encoding cp1252" in error and error.endswith("skip them with --on-bad-record skip\n")
     assert not (tmp_path / "bad/tokenizer").exists()
 
-    skipping = ("--skip-bad", "--skip-bad-limit", "0.1")
+    skipping = ("--on-bad-record", "skip", "--bad-record-limit", "0.1")
     for again in (False, True):
         assert main(_command(mixed, tmp_path / "bad", *skipping)) == 0
         said = capsys.readouterr()
@@ -258,12 +258,6 @@ def test_all_bad_files_are_listed_at_once_and_may_be_left_out(mixed, tmp_path, c
     manifest = json.loads((tmp_path / "bad/corpus.json").read_text())
     assert manifest["skipped_files"].keys() == {str(mixed / n) for n in ("e.txt.gz", "f.csv")}
     assert manifest["skipped_records"] == {str(mixed / n): 1 for n in ("a.txt", "d.jsonl")}
-
-
-def test_a_single_bad_file_is_one_line(mixed, tmp_path, capsys):
-    (mixed / "a.csv").write_text("id,body\n")
-    assert main(_command(mixed, tmp_path / "c")) == 2
-    assert capsys.readouterr().err.splitlines()[-1].endswith("; or leave it out with --skip-bad")
 
 
 @pytest.mark.parametrize("source", ["-", "stdin:.JSONL.gz"])
@@ -290,11 +284,11 @@ def test_standard_input(mixed, tmp_path, monkeypatch, capsys, source):
         (["-"], b"\n\nab\xff", "standard input, line 3: not UTF-8"),
         (["stdin:.jsonl"], b"nothing", "standard input, line 1: not JSON"),
         (["stdin:.pdf"], b"", "stdin:.pdf: write stdin: and one of .txt, .jsonl, .csv"),
-        (["-", "stdin:.csv"], b"", "- and stdin:.csv: standard input can be read once"),
+        (["-", "stdin:.csv"], b"", "- and stdin:.csv: standard input can be read only once"),
         (["-"], None, "`source` -: standard input is closed"),
     ],
 )
-def test_standard_input_that_is_refused(tmp_path, monkeypatch, sources, data, expected):
+def test_invalid_uses_of_standard_input(tmp_path, monkeypatch, sources, data, expected):
     stream = None if data is None else io.TextIOWrapper(io.BytesIO(data))
     monkeypatch.setattr(sys, "stdin", stream)
     with pytest.raises(UsageError) as caught:
@@ -304,7 +298,7 @@ def test_standard_input_that_is_refused(tmp_path, monkeypatch, sources, data, ex
 
 @pytest.mark.parametrize("layout", ["names", "folders"])
 def test_folders_of_hubs(tmp_path, layout, vocabulary):
-    """Only the training split is read; the others are named; one is the held-out side if asked."""
+    """Only the training split is read; the others are named, and one can be held out."""
     parts = {"train": texts(40), "validation": texts(9), "test": texts(8)}
     folder = tmp_path / "hub"
     for split, found in parts.items():
@@ -354,15 +348,15 @@ def test_bad_records_are_counted_and_limited(tmp_path, vocabulary):
     (tmp_path / "b.txt").write_text("\n\n".join(texts(70)))
     source = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]
     out = tmp_path.parent / f"{tmp_path.name}-corpus"
-    common = {"tokenizer": vocabulary, "workers": 1, "skip_bad": True}
-    with pytest.raises(UsageError, match=r"2 of 1,070 records .* `skip_bad_limit` 0.001:"):
-        prepare(source, out, skip_bad_limit=0.001, **common)  # type: ignore[arg-type]
+    common = {"tokenizer": vocabulary, "workers": 1, "on_bad_record": "skip"}
+    with pytest.raises(UsageError, match=r"2 of 1,070 records .* `bad_record_limit` 0.001:"):
+        prepare(source, out, bad_record_limit=0.001, **common)  # type: ignore[arg-type]
     corpus = prepare(source, out, **common)  # type: ignore[arg-type]
     assert corpus.manifest["skipped_records"] == {source[0]: 2}
     assert corpus.manifest["counts"]["total"]["documents"] == 1068
 
 
-def test_a_full_disk_is_called_so(tmp_path, vocabulary, monkeypatch):
+def test_a_full_disk_is_reported(tmp_path, vocabulary, monkeypatch):
     def full(*_):
         raise OSError("739857 requested and 157632 written")
 
@@ -376,15 +370,3 @@ def test_a_full_disk_is_called_so(tmp_path, vocabulary, monkeypatch):
             workers=1,
             validation_fraction=0.2,
         )
-
-
-def test_the_closing_lines(tmp_path, vocabulary, capsys):
-    found = [*texts(40), *(text.upper() for text in texts(40)[:10])]
-    path = tmp_path / "a.jsonl"
-    path.write_text(jsonl(found, lambda text: {"text": text}) + '{"text": null}\n')
-    command = ["prepare", "--source", str(path), "--output", str(tmp_path / "corpus")]
-    command += ["--tokenizer", vocabulary, "--validation-fraction", "0.3", "--workers", "1"]
-    assert main(command) == 0
-    said = capsys.readouterr().out
-    assert "dropped: 10 of 50 documents (20%): duplicates" in said
-    assert "skipped: 1 record(s) without text" in said

@@ -26,7 +26,7 @@ def test_a_word_may_be_any_other_space(tmp_path):
     assert found.words == ("the", "\u00a0", "cat")
 
 
-# Lines of each sentence, the scheme, the kinds of the entities, and the labels.
+# Lines of each sentence, the scheme, the entity types, and the labels.
 _SCHEMES = {
     "IOB2": ("Jo B-per|Rome B-loc|York B-loc|City I-loc", ["per", "loc", "loc"], "B- I-"),
     "IOB1": ("Jo I-per|Rome I-loc|York B-loc|City I-loc", ["per", "loc", "loc"], "B- I-"),
@@ -76,7 +76,7 @@ def test_named_columns(tmp_path, case, capsys):
     (found,) = conll.read_sentences(path, columns=columns, word="word", tag=tag)
     pairs = [*zip(found.words, found.tags, strict=True)]
     assert " ".join(map(" ".join, pairs)) == expected
-    assert ("1 comments, which begin with #, are skipped" in capsys.readouterr().err) == (
+    assert ("skipped 1 comments (lines that begin with #)" in capsys.readouterr().err) == (
         "#" in text
     )
     (words,) = conll.read_sentences(path, columns=columns, word="word", labelled=False)
@@ -106,7 +106,7 @@ _LINES = ("Jo saw Rome .", "", "# 1 of 2", "We saw\u00a0it .", "Jo")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_text_to_predict_is_a_sentence_a_line(tmp_path, capsys, end):
+def test_text_to_predict_has_one_sentence_per_line(tmp_path, capsys, end):
     path = write(tmp_path / "a.txt", end.join([*_LINES, ""]))
     found = conll.read_sentences(path, labelled=False)
     assert [s.words for s in found] == [tuple(line.split()) for line in _LINES if line]
@@ -118,11 +118,11 @@ _COLUMNS = "# id {1}\n# O\nJo B-per\n# O\n\n# text = of Rome\nof{0}\nRome{0}\n# 
 
 
 @pytest.mark.parametrize("labelled", [True, False])
-def test_comments_are_left_out_and_the_word_is_not(tmp_path, capsys, labelled):
+def test_comments_are_skipped_but_words_are_not(tmp_path, capsys, labelled):
     path = write(tmp_path / "a.conll", _COLUMNS.format(" O" * labelled, 1))
     found = conll.read_sentences(path, labelled=labelled)
     assert [s.words for s in found] == [("#", "Jo", "#"), ("of", "Rome", "#")]
-    assert "2 comments, which begin with #, are skipped, the first of them is line 1" in (
+    assert "skipped 2 comments (lines that begin with #), the first on line 1" in (
         capsys.readouterr().err
     )
 
@@ -168,7 +168,7 @@ def test_errors_name_the_line(tmp_path, case):
             ("id", "word", "tag"),
             "word",
             "tag",
-            "line 2: 4 columns .'1', 'Jo', 'B-per', 'O'., and not 3",
+            "line 2: 4 columns .'1', 'Jo', 'B-per', 'O'. instead of 3",
         ),
         (("id", "word", "tag", "x"), "wrd", "tag", "`text` wrd is not .* Did you mean 'word'"),
         (
@@ -182,13 +182,13 @@ def test_errors_name_the_line(tmp_path, case):
             ("id", "word", "tag", "x"),
             "",
             "tag",
-            "`columns` NAMES and `text` NAME, the column of the",
+            "`columns` NAMES and `text` NAME, the column of words",
         ),
         (
             (),
             "word",
             "tag",
-            "`columns` NAMES and `text` NAME, the column of the words, go together",
+            "`columns` NAMES and `text` NAME, the column of words, need each",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Texts and words become rows of ids, and rows become batches."""
+"""Encoding texts and words as rows of ids, and making batches of rows."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ def row(*texts: str) -> TextRow:
     return TextRow("file, line 1", texts, None, "0")
 
 
-def test_a_pair_is_laid_out_as_bert_has_it(tokenizer):
+def test_a_pair_has_the_layout_of_bert(tokenizer):
     found = encode_rows.encode_texts(
         [row("the cat", "a hat")], tokenizer, length=10, truncation="never"
     )
@@ -68,7 +68,7 @@ def test_a_length_has_room_for_a_token_of_each_text(tokenizer, texts, length, le
 
 
 def test_arrays_are_as_wide_as_the_longest_row(tokenizer):
-    """However many positions a model has."""
+    """For any number of positions in the model."""
     rows = [row("cat"), row("the cat sat on the mat " * 2)]
     how: Any = {"tokenizer": tokenizer, "truncation": "longest_first"}
     assert encode_rows.encode_texts(rows, length=1 << 40, **how).input_ids.shape == (2, 16)
@@ -76,7 +76,7 @@ def test_arrays_are_as_wide_as_the_longest_row(tokenizer):
     assert encode_rows.encode_texts(rows, length=32, width=32, **how).input_ids.shape == (2, 32)
 
 
-def test_a_batch_is_as_long_as_it_needs_and_filled_with_nothing(tokenizer):
+def test_a_batch_has_the_needed_length_and_empty_padding(tokenizer):
     rows = [row("cat"), row("the cat sat on the mat"), row("cat " * 20)]
     found = encode_rows.encode_texts(rows, tokenizer, length=32, truncation="longest_first")
     found = encode_rows.Features(
@@ -93,7 +93,7 @@ def test_a_batch_is_as_long_as_it_needs_and_filled_with_nothing(tokenizer):
 
 @pytest.mark.parametrize("longest", [5, 8, 60, 61])
 def test_lengths_of_batches_waste_the_least(longest):
-    """Against every choice there is, each tried on many batches."""
+    """Compared with all possible choices, each tried on many batches."""
     draw = np.random.default_rng(longest)
     lengths = np.minimum(draw.geometric(0.12, 4000) + 2, longest).astype(np.int32)
     ids = np.zeros((len(lengths), 61), np.int32)
@@ -132,7 +132,7 @@ def test_the_first_sub_word_carries_the_label(tokenizer):
     assert found.features.weights[0, :7].tolist() == [0, 1, 1, 1, 0, 1, 0]
 
 
-def test_no_word_of_a_long_sentence_is_lost(tokenizer):
+def test_long_sentences_keep_all_words(tokenizer):
     draw = random.Random(0)
     sentences = [
         Sentence("here", tuple(draw.choice(("the", "played", "cats")) for _ in range(n)), None)

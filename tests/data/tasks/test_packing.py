@@ -1,4 +1,4 @@
-"""Several examples in one row: the same losses and gradients as each in a row of its own."""
+"""Packed examples have the same losses and gradients as examples in separate rows."""
 
 import dataclasses
 from functools import partial
@@ -25,7 +25,7 @@ HEADS = {
 
 
 def features(kind: str, *, count: int = 64, length: int = 48, seed: int = 0) -> Features:
-    """Texts of 3 to 40 tokens, most of them short, of which every fourth has weight 0."""
+    """Texts of 3 to 40 tokens, most of them short; every fourth has weight 0."""
     draw = np.random.default_rng(seed)
     lengths = np.clip(draw.geometric(0.15, count) + 2, 3, 40).astype(np.int32)
     is_token = np.arange(length) < lengths[:, None]
@@ -42,7 +42,7 @@ def features(kind: str, *, count: int = 64, length: int = 48, seed: int = 0) -> 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=40), st.integers(1, 6))
-def test_each_example_has_its_place(lengths, slots):
+def test_each_example_has_its_position(lengths, slots):
     lengths = np.array(lengths)
 
     def rows_of(slots):
@@ -54,7 +54,7 @@ def test_each_example_has_its_place(lengths, slots):
         return used
 
     rows_of(slots)
-    # But for the limit of slots, no two rows would fit into one.
+    # Except for the limit of slots, no two rows would fit into one.
     used = sorted(rows_of(len(lengths)))
     assert len(used) < 2 or used[0] + used[1] > 20
 
@@ -93,7 +93,7 @@ def test_a_batch_holds_each_example_once(kind):
         return sorted(tuple(np.asarray(part).tobytes() for part in parts) for parts in examples)
 
     assert sorted_bytes(of_batch(*text) for text in texts) == sorted_bytes(map(of_features, chosen))
-    # What belongs to no example is padding, and nothing is learned from it.
+    # Positions outside the examples are padding with weight 0.
     assert not batch["input_ids"][batch["sequence_ids"] == 0].any()
     assert batch["weights"].sum() == found.weights[chosen].sum()
 
@@ -115,8 +115,8 @@ def test_examples_as_long_as_a_row_have_one_each():
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_losses_and_gradients_are_those_of_separate_rows(kind):
-    """On all devices, in float32: what differs is the order of sums."""
+def test_losses_and_gradients_equal_those_of_separate_rows(kind):
+    """On all devices, in float32: only the order of sums differs."""
     found, head = features(kind), HEADS[kind]
     chosen = np.random.default_rng(3).permutation(64)[:16]
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
@@ -145,8 +145,8 @@ def test_losses_and_gradients_are_those_of_separate_rows(kind):
     jax.tree.map(close, packed, apart)
 
 
-def test_no_text_sees_another_one():
-    """Other words in one text of a row change its own logits alone, and these by much."""
+def test_texts_do_not_attend_to_each_other():
+    """Other words in one text of a row only change its own logits, and by much."""
     found, head = features("class"), HEADS["class"]
     batch = PackedBatches(found, size=16, multiple=8)(np.arange(16))
     row = int(np.argmax(batch["sequence_ids"].max(axis=1)))
@@ -168,5 +168,5 @@ def test_no_text_sees_another_one():
     differs = (first != second).any(axis=-1)
     assert differs[row, 1]
     differs[row, 1] = False
-    # A place without a text repeats the row's first one.
+    # A slot without a text repeats the first one of the row.
     assert not differs.any()

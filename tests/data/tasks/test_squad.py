@@ -42,7 +42,7 @@ _BAD_QUESTIONS = {
 
 
 @pytest.mark.parametrize("case", _BAD_QUESTIONS)
-def test_what_is_wrong_with_a_question_is_said(tmp_path, case):
+def test_errors_in_questions_are_reported(tmp_path, case):
     changes, message, place = _BAD_QUESTIONS[case]
     path = squad_file(tmp_path / "a.json", **changes)
     with pytest.raises(UsageError) as error:
@@ -53,7 +53,7 @@ def test_what_is_wrong_with_a_question_is_said(tmp_path, case):
 def test_answers_that_are_not_at_their_offsets_are_counted(tmp_path, capsys):
     answers = [{"text": "cat", "answer_start": 5}, {"text": "sat", "answer_start": 8}]
     path = squad_file(tmp_path / "a.json", answers=answers)
-    with pytest.raises(UsageError, match=r"question q1: answer_start 5 .*`skip_bad`"):
+    with pytest.raises(UsageError, match=r"question q1: answer_start 5 .*`on_bad_record`"):
         squad.read_questions(path)
     leaving_out = SourceOptions(skips_records=True)
     (found,) = squad.read_questions(path, reading=leaving_out)
@@ -63,7 +63,7 @@ def test_answers_that_are_not_at_their_offsets_are_counted(tmp_path, capsys):
         squad.read_questions(squad_file(path, answers=answers[:1]), reading=leaving_out)
 
 
-def test_half_an_emoji_moves_no_answer(tmp_path):
+def test_half_an_emoji_does_not_move_answers(tmp_path):
     context = "A \ud83d cat sat."
     answer = {"text": "cat", "answer_start": 4}
     path = squad_file(tmp_path / "a.json", context=context, answers=[answer])
@@ -84,7 +84,7 @@ def test_a_file_that_is_not_squad(tmp_path):
         with pytest.raises(UsageError, match=message) as refused:
             squad.read_questions(write(tmp_path / "a.json", text))
         form = str(refused.value).partition("SQuAD's JSON is ")[2].partition("; to predict")[0]
-        # Of the form that is named, a file is read.
+        # A file in the format that the error names can be read.
         form = form.replace("NUMBER", "0").replace("NAME", '"n"').replace("TEXT", '"t"')
         (question,) = squad.read_questions(write(tmp_path / "b.json", form))
         assert (question.id, question.context, question.answers) == ("n", "t", ("t",))

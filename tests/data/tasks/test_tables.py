@@ -1,4 +1,4 @@
-"""Files of rows: what is read, what is refused and in which words."""
+"""Files of rows: supported files, rejected files, and the error messages."""
 
 import dataclasses
 import gzip
@@ -16,12 +16,12 @@ import pytest
 
 from bert_jax.data.sources.read import STDIN
 from bert_jax.data.sources.stream import TESTS, SourceOptions
-from bert_jax.data.tasks import encode_rows, tables
+from bert_jax.data.tasks import tables
 from bert_jax.data.tasks.squad import Question
 from bert_jax.data.tasks.tables import TextRow
 from bert_jax.errors import UsageError
 from bert_jax.tasks.sequence_classification import TEXT
-from bert_jax.tasks.task import Encoded, Sources, hold_out, read_files, task_of
+from bert_jax.tasks.task import Sources, hold_out, read_files, task_of
 from bert_jax.tasks.task_data import load_task
 from tests.data.formats.layouts import PACKERS, pa
 
@@ -31,19 +31,12 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_glue_tsv_quotes_nothing(tmp_path):
+def test_glue_tsv_has_no_quoting(tmp_path):
     path = tmp_path / "dev.tsv.gz"
     path.write_bytes(gzip.compress('sentence\tlabel\na "quote\t0\nsay “ah”\t1\n'.encode()))
     rows = tables.read_rows(path, text_columns=["sentence"], label_column="label")
     assert [(row.texts, row.label) for row in rows] == [(('a "quote',), "0"), (("say “ah”",), "1")]
     assert rows[1].location == f"{path}, line 3" and rows[1].id == "1"
-
-
-def test_a_tsv_without_a_header(tmp_path):
-    path = write(tmp_path / "train.tsv", "gj04\t1\t\tThey sat.\n")
-    columns = ["source", "label", "star", "sentence"]
-    (row,) = tables.read_rows(path, text_columns=["sentence"], label_column="label", header=columns)
-    assert row.texts == ("They sat.",) and row.label == "1"
 
 
 def test_csv_and_json_lines_give_the_same_rows(tmp_path):
@@ -58,7 +51,7 @@ def test_csv_and_json_lines_give_the_same_rows(tmp_path):
     assert found[0].label == found[1].label == "x" and found[0].id == found[1].id == "7"
 
 
-# Kinds of damage that corpora share are in tests/data/formats/test_formats.py.
+# Damage that is common to all corpora is tested in tests/data/formats/test_formats.py.
 _BAD_ROWS = {
     "no column": ("a.csv", "text,y\nhi,1\n", "line 1: no column 'sentence', only text, y"),
     "short line": ("a.tsv", "sentence\tlabel\nhi\n", "line 2: 1 cells for 2 columns"),
@@ -79,7 +72,7 @@ _BAD_ROWS = {
 
 
 @pytest.mark.parametrize("case", _BAD_ROWS)
-def test_what_is_wrong_with_a_file_of_rows_is_said(tmp_path, case):
+def test_errors_in_files_of_rows_are_reported(tmp_path, case):
     name, text, message = _BAD_ROWS[case]
     path = write(tmp_path / name, text)
     with pytest.raises(UsageError) as error:
@@ -99,12 +92,12 @@ def test_numbers_and_truth_values_of_json_are_text(tmp_path):
     ]
 
 
-def test_rows_that_cannot_be_read_can_be_left_out_and_are_counted(tmp_path, capsys):
+def test_bad_rows_can_be_skipped_and_are_counted(tmp_path, capsys):
     path = write(tmp_path / "a.tsv", "sentence\tlabel\nhi\nyou\t1\n")
     reading = SourceOptions(skips_records=True)
     rows = tables.read_rows(path, text_columns=["sentence"], label_column="label", reading=reading)
     assert [row.texts for row in rows] == [("you",)]
-    assert "1 rows cannot be read and are left out, the first: " in capsys.readouterr().err
+    assert "skipped 1 rows that cannot be read; the first: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -171,18 +164,18 @@ def test_a_separator_and_columns_that_are_named(tmp_path):
 
 
 def test_quotes_that_are_letters_and_further_cells(tmp_path):
-    """STSbenchmark: 7 to 9 cells, and quotes that nothing closes."""
+    """STSbenchmark: 7 to 9 cells, and unclosed quotes."""
     text = 'a\t"Lone\tx\n' + "a\tA plane\ty\thttp://a.org\tlicense\n" * 2 + 'a\t"B\tx\t\t\n'
     path = write(tmp_path / "a.csv", text)
     how = {"delimiter": "\t", "columns": ("genre", "text", "label")}
-    with pytest.raises(UsageError, match="are letters in this file, read it with `quoting` none"):
+    with pytest.raises(UsageError, match="in this file, read it with `quoting` none"):
         rows_of(path, "text", **how)
     with pytest.raises(UsageError, match=r"line 2: 5 cells .* `columns` genre,text,label,\.\.\."):
         rows_of(path, "text", **how, quoting="none")
     how["columns"] = ("genre", "text", "label", "...")
     rows = rows_of(path, "text", **how, quoting="none")
     assert [row.texts[0] for row in rows] == ['"Lone', "A plane", "A plane", '"B']
-    # A first line of names, and a table of tabs with quoted cells.
+    # A header line, and a tab-separated table with quoted cells.
     path = write(tmp_path / "a.tsv", 'text\tlabel\n"a\nb"\tx\tmore\n')
     with pytest.raises(UsageError, match=r"line 3: 3 cells .* with `columns` \.\.\."):
         rows_of(path, "text", quoting="double")
@@ -211,12 +204,6 @@ def test_labels_are_ordered_as_numbers_where_all_are_integers(labels, ordered):
     assert " ".join(task_of(TEXT.spec).with_labels(rows).labels) == ordered
 
 
-def test_a_column_that_is_named_twice(tmp_path):
-    path = write(tmp_path / "a.csv", "a,b,x\n")
-    with pytest.raises(UsageError, match=r"`columns`: column 'text' occurs twice"):
-        rows_of(path, "text", columns=("text", "text", "label"))
-
-
 def test_a_slip_in_a_name_shows_the_columns_as_they_are_separated(tmp_path):
     path = write(tmp_path / "a.csv", "Äußerung;Gefühl\nSchön, ja;gut\n")
     for columns, label, slip in (
@@ -228,18 +215,18 @@ def test_a_slip_in_a_name_shows_the_columns_as_they_are_separated(tmp_path):
             rows_of(path, *columns, label=label)
 
 
-def test_rows_without_a_label_are_left_out_and_counted(tmp_path, capsys):
+def test_rows_without_a_label_are_skipped_and_counted(tmp_path, capsys):
     lines = ["text,label", "a,yes", "b,-", "c,", "d,no"]
     rows = rows_of(write(tmp_path / "a.csv", "\n".join(lines)), "text")
     assert [row.texts[0] for row in rows] == ["a", "d"]
     said = capsys.readouterr().err
-    assert "2 rows without a label (empty or '-') are left out, the first: " in said
+    assert "skipped 2 rows without a label (empty or '-'); the first: " in said
     records = [{"text": "a", "label": None}, {"text": "b", "label": 1}]
     path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))
     assert [row.label for row in rows_of(path, "text")] == ["1"]
 
 
-def test_standard_input_is_what_its_first_line_says(monkeypatch):
+def test_the_first_line_decides_the_kind_of_standard_input(monkeypatch):
     def piped(text, *columns):
         stream = io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8")
         monkeypatch.setattr(sys, "stdin", stream)
@@ -256,7 +243,7 @@ def test_standard_input_is_what_its_first_line_says(monkeypatch):
         piped("a\tb\nc\n", "one", "two")
 
 
-def test_plain_lines_are_numbered_as_they_stand(tmp_path, monkeypatch):
+def test_plain_lines_are_numbered_as_in_the_file(tmp_path, monkeypatch):
     text = "A good film.\n\nA bad one.\n"
     stream = io.TextIOWrapper(io.BytesIO(text.encode()), "utf-8")
     monkeypatch.setattr(sys, "stdin", stream)
@@ -270,15 +257,15 @@ def test_plain_lines_are_numbered_as_they_stand(tmp_path, monkeypatch):
         rows_of(tmp_path / "a.txt", "text")
 
 
-def test_rows_without_text_teach_nothing(tmp_path, capsys):
+def test_rows_without_text_are_skipped(tmp_path, capsys):
     path = write(tmp_path / "a.csv", 'text,label\na,yes\n"",no\n" ",no\nb,no\n')
     assert [row.texts[0] for row in rows_of(path, "text")] == ["a", "b"]
     said = capsys.readouterr().err
-    assert "2 rows have no text, the first: " in said and "line 3; they are left out" in said
-    # What is predicted has as many rows as the file.
+    assert "2 rows have no text, the first: " in said and "line 3; they are skipped" in said
+    # Predictions have as many rows as the file.
     assert len(rows_of(path, "text", label=None)) == 4
-    assert "their predictions mean nothing" in capsys.readouterr().err
-    # One of a pair may be empty.
+    assert "ignore their predictions" in capsys.readouterr().err
+    # One text of a pair may be empty.
     path = write(tmp_path / "b.csv", 'one,two,label\na,"",yes\n"","",no\n')
     assert [row.texts for row in rows_of(path, "one", "two")] == [("a", "")]
 
@@ -301,7 +288,7 @@ def test_a_tenth_is_held_out(tmp_path, capsys):
 
 
 def test_labels_are_those_of_the_whole_file(tmp_path, tokenizer):
-    """Whichever rows are held out, or left out: a label may have one row."""
+    """For any held-out or skipped rows: a label may have one row."""
     lines = [f"text {n},c{n % 20}" for n in range(40)] + ["text 40,rare"]
     path = write(tmp_path / "a.csv", "\n".join(["text,label", *lines]))
     spec = dataclasses.replace(TEXT.spec, text_columns=("text",))
@@ -310,10 +297,3 @@ def test_labels_are_those_of_the_whole_file(tmp_path, tokenizer):
         assert len(found.task.spec.labels) == 21
     few = load_task(spec, Sources(train=path, train_rows=12), tokenizer, length=16)
     assert len(few.train.rows) == 12 and len(few.task.spec.labels) == 21
-
-
-def test_labels_are_told_with_their_counts():
-    spec = dataclasses.replace(TEXT.spec, labels=("no", "yes"))
-    rows = [TextRow("", ("a",), label, "0") for label in ("yes", "no", "yes")]
-    said = task_of(spec).describe(rows, Encoded(encode_rows.Features(*[np.zeros(0)] * 3)), length=8)
-    assert said == "3 training rows, by label: no 1, yes 2"

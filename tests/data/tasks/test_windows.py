@@ -41,7 +41,7 @@ def test_every_answer_that_fits_the_overlap_is_in_a_window(tokenizer):
         question = asked[found.questions[row]]
         begin, end = found.characters[row, first, 0], found.characters[row, last, 1]
         assert question.context[begin:end] == question.answers[0]
-    # Of all windows of a question, exactly one is the best for each token.
+    # Among all windows of a question, exactly one is the best for each token.
     tokens = len(tokenizer.encode(context)) - 2
     assert found.is_best[found.questions == 0].sum() == tokens
 
@@ -60,7 +60,7 @@ def test_characters_and_padding_of_a_window(tokenizer):
     texts = [context[a:b] for a, b in found.characters[0, 5:10].tolist()]
     assert texts == ["The", "cats", "PLAY", "ED", "."]
     assert (found.characters[0, :5] == -1).all() and (found.characters[0, 10:] == -1).all()
-    with pytest.raises(UsageError, match="leave no room in 6"):
+    with pytest.raises(UsageError, match="leave no space in 6"):
         windows.encode_questions(
             asked, tokenizer, length=6, stride=4, max_question=3, labelled=True
         )

@@ -52,7 +52,7 @@ def saved(trained, tmp_path_factory):
 
 @pytest.fixture
 def pair(saved, tmp_path):
-    """The two files alone, as RoBERTa was published."""
+    """Only the two files, as RoBERTa was published."""
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(saved / name, tmp_path / name)
     return tmp_path
@@ -63,7 +63,7 @@ def pair(saved, tmp_path):
 
 def test_ids_of_robertas_own_class(trained, saved, pair):
     transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
-    # transformers 4 makes RoBERTa's mask take the space before it; 5 does what it is told.
+    # In transformers 4 RoBERTa's mask always absorbs the space before it; 5 follows the file.
     mask = transformers.AddedToken("<mask>", lstrip=True, special=True)
     theirs = transformers.RobertaTokenizerFast.from_pretrained(pair, mask_token=mask)
     ours, generic = load_tokenizer(pair), transformers.AutoTokenizer.from_pretrained(saved)
@@ -95,7 +95,7 @@ def test_add_prefix_space_of_a_config(pair):
     assert ours.encode("the bear") == ours.encode(" the bear") == theirs("the bear").input_ids
     (inside,) = ours.encode_sentences([f"{ours.word_prefix}bear"])
     assert ours.encode("the bear")[-1 - len(inside) : -1] == inside
-    # A class that takes tokenizer.json as it is asks the config for this in transformers 4.
+    # In transformers 4, a class that reads tokenizer.json unchanged takes this from the config.
     ours.save(pair / "saved")
     assert json.loads((pair / "saved/tokenizer_config.json").read_text())["add_prefix_space"]
     again = transformers.AutoTokenizer.from_pretrained(pair / "saved")
@@ -104,9 +104,9 @@ def test_add_prefix_space_of_a_config(pair):
 
 @pytest.mark.parametrize("cut", ["by bytes", "by a pattern before"])
 def test_saved_for_words_it_encodes_each_as_it_was_trained(saved, tmp_path, cut):
-    """Transformers encodes words that come apart as texts, which have no space before them."""
+    """Transformers encodes separate words as texts, without a space before them."""
     transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
-    if cut != "by bytes":  # as Llama's vocabulary, and so EuroBERT's
+    if cut != "by bytes":  # like Llama's vocabulary, and EuroBERT's
         shutil.copytree(saved, tmp_path / "other")
         state = json.loads((saved / "tokenizer.json").read_text("utf-8"))
         split = {"type": "Split", "pattern": {"Regex": r"\s?\S+|\s+"}, "behavior": "Isolated"}
@@ -137,8 +137,8 @@ def test_saved_for_words_it_encodes_each_as_it_was_trained(saved, tmp_path, cut)
 
 @pytest.mark.parametrize("written", [True, False])
 @pytest.mark.parametrize("named", [{}, {"tokenizer_class": "RobertaTokenizer"}])
-def test_two_answers_to_the_space_before_a_text(saved, tmp_path, written, named):
-    """RobertaTokenizer puts none there unless its file says so."""
+def test_conflicting_settings_for_the_space_before_a_text(saved, tmp_path, written, named):
+    """RobertaTokenizer adds no space there unless its file requests it."""
     shutil.copytree(saved, tmp_path / "two")
     state = json.loads((saved / "tokenizer.json").read_text("utf-8"))
     state["pre_tokenizer"]["add_prefix_space"] = written
@@ -152,7 +152,7 @@ def test_two_answers_to_the_space_before_a_text(saved, tmp_path, written, named)
 
 
 def without_special_tokens(pair: Path) -> None:
-    """GPT-2's: no token has a meaning but the last, which ends a text."""
+    """GPT-2's: the only special token is the last one, which ends a text."""
     vocab = json.loads((pair / "vocab.json").read_text("utf-8"))
     plain = [token for token in vocab if not token.startswith("<") or len(token) < 3]
     numbered = {token: i for i, token in enumerate([*plain, "<|endoftext|>"])}
@@ -160,7 +160,7 @@ def without_special_tokens(pair: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["two files", "tokenizer.json"])
-def test_gpt_2_gets_special_tokens_behind_its_own(pair, tmp_path, capsys, form):
+def test_gpt2_gets_special_tokens_as_its_last_ids(pair, tmp_path, capsys, form):
     transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
     without_special_tokens(pair)
     theirs = transformers.GPT2TokenizerFast.from_pretrained(pair)
@@ -175,7 +175,7 @@ def test_gpt_2_gets_special_tokens_behind_its_own(pair, tmp_path, capsys, form):
             assert ours.encode(line)[1:-1] == theirs(line).input_ids, ascii(line)
     special = ours.special
     assert (special.cls, special.pad, special.sep) == (size, size + 1, size + 2)
-    # What transformers saves names the unknown token: the last one, of which there is no use.
+    # transformers saves the last token as the unknown token, which is never used.
     last = (size + 3, size + 4) if form == "two files" else (size - 1, size + 3)
     assert (special.unk, special.mask) == last
     assert ours.pair_separators == 2 and "are added as ids" in capsys.readouterr().err
@@ -185,8 +185,8 @@ def test_gpt_2_gets_special_tokens_behind_its_own(pair, tmp_path, capsys, form):
 
 @pytest.fixture
 def llama(tmp_path):
-    """A directory as EuroBERT's are: names of its own, and none for the unknown token, which no
-    text has where all bytes do.
+    """A directory like EuroBERT's: custom names, and no unknown token, which no text needs if the
+    vocabulary has all bytes.
     """
     names = ["<|begin_of_text|>", "<|end_of_text|>", "<|mask|>"]
     backend = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
@@ -228,14 +228,14 @@ def test_special_tokens_of_other_names_are_those_around_a_text(llama, tmp_path, 
     special, ends = ours.special, theirs.encode("").ids
     assert [special.cls, special.sep] == ends and special.pad == ends[1]
     assert special.mask == theirs.token_to_id("<|mask|>")
-    # Padding stands for the unknown token, and is not told as text that a model cannot read.
+    # Padding takes the role of the unknown token, but does not count as unknown text.
     note_unknown_ids(np.array([*ours.encode("the bear"), *[special.pad] * 9]), special)
     assert capsys.readouterr().err == ""
     ours.save(tmp_path / "again")
     assert load_tokenizer(tmp_path / "again").hash == ours.hash
 
 
-def test_another_form_of_a_text_is_said(llama, capsys):
+def test_other_special_tokens_around_a_text_are_noted(llama, capsys):
     path, names = llama / "tokenizer.json", {"pad_token": "<|end_of_text|>", **OTHER_ROLES}
     (llama / "tokenizer_config.json").write_text(json.dumps(LLAMA | names))
     state = json.loads(path.read_text("utf-8")) | {"post_processor": None}
@@ -246,7 +246,7 @@ def test_another_form_of_a_text_is_said(llama, capsys):
 
 
 def test_ids_are_not_drawn_at_random(saved, tmp_path):
-    """A file may ask for dropout, which was of the training of another model."""
+    """A file may request dropout, from the training of another model."""
     shutil.copytree(saved, tmp_path / "c")
     path, whole = tmp_path / "c/tokenizer.json", load_tokenizer(saved)
     state = json.loads(path.read_text("utf-8"))
@@ -272,10 +272,10 @@ def edited(pair: Path, change) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: edited(d, lambda v: []), "vocab.json is no table of tokens and ids"),
+        (lambda d: edited(d, lambda v: []), "vocab.json must be a JSON object"),
         (lambda d: edited(d, lambda v: v | {"a": -1}), "'a' has the id -1; ids count from 0"),
         (lambda d: edited(d, lambda v: v | {"a": "x"}), "'a' has the id 'x'"),
-        (lambda d: edited(d, lambda v: v | {"a": v["b"]}), "'a' and 'b' have one id"),
+        (lambda d: edited(d, lambda v: v | {"a": v["b"]}), "'a' and 'b' share id"),
         (lambda d: (d / "merges.txt").write_text("#version: 0.2\na b c\n"), "line 2 is 'a b c'"),
         (lambda d: (d / "merges.txt").write_text("zzz qqq\n"), "vocabulary and merges do not fit"),
         (lambda d: (d / "vocab.json").write_text("{"), "is not JSON"),
@@ -289,30 +289,10 @@ def test_files_that_cannot_be_used(pair, damage, message):
 
 def test_one_of_the_two_files_alone(pair):
     (pair / "merges.txt").unlink()
-    with pytest.raises(UsageError, match=r"holds neither tokenizer.json nor .* with merges.txt"):
+    with pytest.raises(UsageError, match=r"needs tokenizer.json, .* with merges.txt"):
         load_tokenizer(pair)
     with pytest.raises(UsageError, match=r"cannot read .*merges.txt"):
         load_tokenizer(pair / "vocab.json")
-
-
-def test_tokens_that_the_two_files_lack(pair):
-    size = len(json.loads((pair / "vocab.json").read_text("utf-8")))
-    (pair / "added_tokens.json").write_text(json.dumps({"[E1]": size}))
-    with pytest.raises(UsageError, match=r"added_tokens.json adds '\[E1\]' to vocab.json"):
-        load_tokenizer(pair)
-
-
-def test_classes_that_cut_text_otherwise(pair):
-    config = pair / "tokenizer_config.json"
-    for name in ("RobertaTokenizer", "GPT2TokenizerFast"):
-        config.write_text(json.dumps({"tokenizer_class": name}))
-        assert load_tokenizer(pair).is_byte_level
-    config.write_text(json.dumps({"tokenizer_class": "HerbertTokenizer"}))
-    for path in (pair, pair / "merges.txt"):
-        with pytest.raises(
-            UsageError, match=r"HerbertTokenizer, which gives .* python -c \"from tr"
-        ):
-            load_tokenizer(path)
 
 
 def test_bytes_without_a_token_are_said(pair, capsys):
@@ -352,8 +332,8 @@ def test_training_gives_the_same_bytes_in_every_process(tmp_path):
     assert len(tokens) == 650
 
 
-def test_sizes_and_texts_that_do_not_suit():
-    with pytest.raises(UsageError, match="alone need 261"):
+def test_invalid_sizes_and_texts():
+    with pytest.raises(UsageError, match="need at least 261"):
         train_byte_level_bpe(["text"], vocab_size=260)
     with pytest.raises(UsageError, match="no text"):
         train_byte_level_bpe([" "], vocab_size=300)
@@ -364,7 +344,7 @@ def test_sizes_and_texts_that_do_not_suit():
 
 
 def test_sentences_come_with_the_space_before_them(trained):
-    """All but a document's first, so that a row reads as running text does."""
+    """All but the first of a document, so that a row reads like running text."""
     text = "The owl sleeps here. Then it hunts mice.\nA new paragraph begins. It ends."
     encoded = encode_documents([text.encode(), b"Another one. Ends."], trained)
     assert encoded.documents.tolist() == [4, 2]

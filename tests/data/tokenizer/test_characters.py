@@ -36,7 +36,7 @@ def trained(name):
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_a_character_is_a_token(name, tmp_path):
-    """Trained, saved and loaded here and by transformers, alone and in running text."""
+    """Trained, saved and loaded here and by transformers, as single texts and as running text."""
     transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
     texts, tokenizer = trained(name)
     characters = VOCABULARIES[name][2]
@@ -101,7 +101,7 @@ def test_esm_is_read_as_transformers_reads_it(kind, has_config, tmp_path):
     theirs = transformers.EsmTokenizer(str(tmp_path / "vocab.txt"))
     if has_config:
         theirs.save_pretrained(tmp_path)
-    else:  # as in the first releases
+    else:
         (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "EsmTokenizer"}')
     ours = load_tokenizer(tmp_path)
     ours.save(tmp_path / "ours")
@@ -120,7 +120,7 @@ def test_esm_is_read_as_transformers_reads_it(kind, has_config, tmp_path):
         load_tokenizer(tmp_path, lowercase=True)
 
 
-def test_a_text_that_esm_leaves_open_is_noted(tmp_path, capsys):
+def test_esm_without_an_end_token_is_noted(tmp_path, capsys):
     (tmp_path / "vocab.txt").write_text("\n".join(ESM))
     config = {"tokenizer_class": "EsmTokenizer", "eos_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
@@ -137,7 +137,7 @@ def sequences(count, length, letters="ACGT", seed=0):
 
 
 def text_of(corpus, split):
-    """Returns the documents of a side, decoded."""
+    """Returns the decoded documents of a split."""
     side = {"train": corpus.train, "validation": corpus.validation}[split]
     tokenizer = load_tokenizer(corpus.directory)
     sentences, documents = side.starts()
@@ -155,8 +155,8 @@ def test_no_letter_is_lost_in_long_lines(tmp_path, capsys):
     (tmp_path / "blank.txt").write_text("\n\n".join(wrapped))
     options = {"tokenizer": "characters", "validation_fraction": 0.2}
     for name, more in (
-        ("a.txt", {"document": "line", "workers": 1}),
-        ("a.txt", {"document": "line", "workers": 3}),
+        ("a.txt", {"document_boundary": "line", "workers": 1}),
+        ("a.txt", {"document_boundary": "line", "workers": 3}),
         ("a.fa", {"workers": 1}),
         ("blank.txt", {"workers": 1}),
     ):
@@ -172,10 +172,10 @@ def test_no_letter_is_lost_in_long_lines(tmp_path, capsys):
 
 
 def test_documents_are_compared_exactly(tmp_path):
-    """Case, bonds and charges make another molecule; white space does not."""
+    """Case, bonds and charges change the molecule; white space does not."""
     found = ["c1ccccc1", "C1CCCCC1", "CC=O", "CCO", "C[O-]", "CC(O)C", "CC#N", "CCN", "C=CC", "CCC"]
     (tmp_path / "a.txt").write_text("\n".join([*found, "CCO", " CCN"]))
-    options = {"document": "line", "validation_fraction": 0.3, "seed": 1}
+    options = {"document_boundary": "line", "validation_fraction": 0.3, "seed": 1}
     corpus = prepare([tmp_path / "a.txt"], tmp_path / "c", tokenizer="characters", **options)
     total = corpus.manifest["counts"]["total"]
     assert total["documents"] == len(found) and total["duplicate_documents"] == 2
@@ -191,19 +191,19 @@ def test_documents_are_compared_exactly(tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"tokenizer": "characters", "strip_accents": "yes"}, "`strip_accents` yes is not for"),
-        ({"tokenizer": "characters", "near_duplicates": 0.8}, "compares words"),
+        ({"tokenizer": "characters", "strip_accents": "yes"}, "`strip_accents` yes does not apply"),
+        ({"tokenizer": "characters", "dedup_threshold": 0.8}, "compares words"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(tmp_path, options, message):
+def test_options_that_do_not_apply_are_rejected(tmp_path, options, message):
     (tmp_path / "a.txt").write_text("\n".join(sequences(10, 50)))
     with pytest.raises(UsageError, match=message):
-        prepare([tmp_path / "a.txt"], tmp_path / "c", document="line", **options)
+        prepare([tmp_path / "a.txt"], tmp_path / "c", document_boundary="line", **options)
 
 
 def test_wordpiece_on_sequences_proposes_characters(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("\n".join(sequences(60, 120, "ACDEFGHIKLMNPQRSTVWY")))
-    options = {"document": "line", "validation_fraction": 0.2}
+    options = {"document_boundary": "line", "validation_fraction": 0.2}
     prepare([tmp_path / "a.txt"], tmp_path / "c", tokenizer="wordpiece", **options)
     said = capsys.readouterr().err
     assert "of the tokens of the corpus are [UNK]" in said

@@ -1,4 +1,4 @@
-"""Running text has the ids that the library gives its sentences, whatever was there before."""
+"""Running text has the ids of the library for any earlier content of the cache."""
 
 import random
 import sys
@@ -41,7 +41,7 @@ def tokenizer(request, tmp_path) -> Tokenizer:
 
 
 def test_the_ids_are_those_of_the_library(tokenizer, monkeypatch):
-    """Also after the table was emptied, and after an interruption."""
+    """Also after the cache was cleared, and after an interruption."""
     monkeypatch.setattr(chunk_cache, "_MOST_CHUNKS", 100)
     draw, tables = random.Random(0), []
     encode = tokenizer.encode_sentences
@@ -96,18 +96,18 @@ def test_a_chunk_is_encoded_once(tokenizer, monkeypatch):
 
 
 def test_text_without_spaces_is_not_remembered(tokenizer):
-    """A sentence of it does not come again, and to look for its chunks would cost time."""
+    """Its sentences do not repeat, and looking up their chunks would take time."""
     sentences = ["中国日" * 12 + "。"] * 3
     ids, lengths = tokenizer.encode_running_text(sentences)
     assert (
         ids.tolist() == [id_ for ids in tokenizer.encode_sentences(sentences) for id_ in ids]
         and len(lengths) == 3
     )
-    assert [*tokenizer._chunks._known] == ["\n"]  # which ends a sentence
+    assert [*tokenizer._chunks._known] == ["\n"]  # the end of a sentence
 
 
 def test_a_token_with_a_space_is_found(tokenizer):
-    """It is no chunk: the whole sentence has to be asked."""
+    """It is not a chunk: the backend has to encode the whole sentence."""
     tokenizer._backend.add_tokens(["a b"])
     ids, _ = tokenizer.encode_running_text(["c a b c"])
     assert tokenizer.tokens(ids.tolist()) == ["c", "a b", "c"] and tokenizer._chunks is None

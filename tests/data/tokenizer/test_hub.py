@@ -1,4 +1,4 @@
-"""Names of the hub are looked for in its cache on this machine, and nothing is fetched."""
+"""Names of the hub are resolved in its local cache, and nothing is downloaded."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from bert_jax.interchange import safetensors_files
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache, in a folder without a network behind it."""
+    """An empty cache, without network access."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.chdir(tmp_path)
@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 def put(cache: Path, name: str, directory: Path) -> None:
-    """Lays a model down as the hub's client does: a snapshot of links, and a name for it."""
+    """Stores a model like the hub's client: a snapshot of links, and a name for it."""
     home = cache / f"models--{name.replace('/', '--')}"
     (home / "snapshots" / "c0ffee").mkdir(parents=True)
     (home / "blobs").mkdir()
@@ -49,7 +49,7 @@ def test_a_cached_name_is_its_directory(cache, exported, trained, tmp_path):
     found = bert_jax.load("some/encoder").embed("The horse eats hay.")
     np.testing.assert_array_equal(found, bert_jax.load(exported).embed("The horse eats hay."))
     assert load_tokenizer("encoder").hash == load_tokenizer(exported).hash
-    # A folder of that name comes first.
+    # A folder with this name has priority.
     (tmp_path / "encoder").mkdir()
     assert hub.located("encoder") == Path("encoder")
     # The card names the model's origin, data, language and license.
@@ -59,9 +59,9 @@ def test_a_cached_name_is_its_directory(cache, exported, trained, tmp_path):
     known = {"init_from": "some/encoder", "sources": ["tfds:squad/v1.1"]}
     known["corpus"] = {"language": "de", "sources": sources}
     path.write_text(json.dumps(json.loads(path.read_text()) | known))
-    command = ["export", "--checkpoint", str(tmp_path / "run"), "--license", "mit"]
-    command += ["--data-set", "of/ours", "--data-set", "some/text"]
-    assert main([*command, "--output", str(tmp_path / "out")]) == 0
+    command = ["export", str(tmp_path / "run"), "--license", "mit"]
+    command += ["--dataset", "of/ours", "--dataset", "some/text"]
+    assert main([*command, "--output-dir", str(tmp_path / "out")]) == 0
     card = yaml.safe_load((tmp_path / "out" / "README.md").read_text().split("---")[1])
     assert card.pop("tags") and card == {
         "library_name": "transformers",
@@ -96,15 +96,15 @@ def test_a_source_has_a_name_without_its_place(source, name, data_set):
     assert hub.data_set_of(name) == data_set
 
 
-def test_an_absent_name_says_how_it_comes(cache, capsys):
-    assert main(["export", "--checkpoint", "bert-base-uncased", "--output", "x"]) == 2
+def test_a_missing_name_shows_the_download_command(cache, capsys):
+    assert main(["export", "bert-base-uncased", "--output-dir", "x"]) == 2
     said = capsys.readouterr().err.strip()
     assert said.endswith(
-        "--checkpoint bert-base-uncased: no such directory; a name of the hub? hf download "
+        "bert-base-uncased: no such directory; for a model of the hub: hf download "
         "bert-base-uncased --local-dir bert-base-uncased --include '*.json' --include '*.txt' "
         "--include '*.model' --include '*.safetensors'"
     )
-    with pytest.raises(UsageError, match=r"the hub\? hf download some/encoder --local-dir"):
+    with pytest.raises(UsageError, match=r"the hub: hf download some/encoder --local-dir"):
         load_tokenizer("some/encoder")
     with pytest.raises(UsageError, match="and add `init_from` bert-base-uncased"):
         load_config("bert-base-uncased")
@@ -126,7 +126,7 @@ def test_a_pickle_is_never_read(tmp_path, name):
 @pytest.mark.parity
 @pytest.mark.parametrize("names", [["pytorch_model"], ["pytorch_model-1-of-2", "pytorch_model-2"]])
 def test_the_conversion_command_works(tmp_path, names):
-    """On tensors that share memory or are not contiguous, neither of which safetensors writes."""
+    """With tensors that share memory or are not contiguous, which safetensors cannot write."""
     torch = pytest.importorskip("torch", reason="needs the `parity` extra")
     table = torch.arange(6.0).reshape(2, 3)
     parts = [{"embeddings": table, "decoder": table}, {"transposed": table.T}]

@@ -15,26 +15,26 @@ from bert_jax.errors import UsageError
 from tests.golden.make_tokenizer_directories import FILE, LINES, write
 
 GOLDEN = json.loads(gzip.decompress(FILE.read_bytes()))
-# What is refused, and the fix that the error names.
+# Rejected directories, and the fix in the error.
 REFUSED = {
     "bert-default": r'write "do_lower_case": false in .*: python -c "from transformers import',
     "deberta-model": r'DebertaV2Tokenizer, which gives other .*: python -c "from transformers imp',
     "roformer": r"where the model was trained with BertTokenizer, write that class there",
 }
-# Where the two versions of transformers give other ids, whose are given here, and why.
+# Directories with other ids in the two versions of transformers: the version that is followed.
 ONE_VERSION = {
     "albert-model": "5",  # 4 leaves the space at the end of a text as a token
-    "roberta-files": "4",  # 5 has forgotten that RoBERTa's mask takes the space before it
+    "roberta-files": "4",  # in 5 RoBERTa's mask does not absorb the space before it
 }
-# In the library's own places each word lacks its first letter; here none does.
+# In the library's offsets each word lacks its first letter; here no word does.
 MISPLACED = "whitespace-trim"
-# No name shows where a word begins.
+# Token names that do not show word starts.
 WITHOUT_MARKS = "no-marks"
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN.keys() - REFUSED))
-def test_ids_and_places_are_those_of_transformers(tmp_path, name):
-    """White space around a token aside, which some files count as part of the token."""
+def test_ids_and_offsets_equal_those_of_transformers(tmp_path, name):
+    """Ignoring white space around a token, which some files count as part of the token."""
     tokenizer = load_tokenizer(write(GOLDEN[name]["files"], tmp_path / name))
     for version in ONE_VERSION.get(name, "45"):
         theirs = GOLDEN[name][version]
@@ -42,7 +42,7 @@ def test_ids_and_places_are_those_of_transformers(tmp_path, name):
         for line, ids, places in zip(LINES, theirs["ids"], theirs["offsets"], strict=True):
             ours = tokenizer.encode_with_offsets(line)
             assert ours[0] == ids, ascii(line)
-            # "▁" alone stands at the space, or at the letter after it.
+            # A separate "▁" is at the space, or at the letter after it.
             kept = [token != "▁" for token in tokenizer.tokens(ids)]
             cut, expected = (
                 [line[a:b].strip() for a, b in itertools.compress(spans, kept)]
@@ -67,18 +67,18 @@ def test_tokens_make_up_the_words_of_a_text(tmp_path, name):
 
 
 @pytest.mark.parametrize(("name", "message"), REFUSED.items())
-def test_what_a_class_would_do_otherwise_is_refused_with_the_fix(tmp_path, name, message):
+def test_classes_with_other_ids_are_rejected_with_the_fix(tmp_path, name, message):
     with pytest.raises(UsageError, match=message) as caught:
         load_tokenizer(write(GOLDEN[name]["files"], tmp_path / name))
     assert "\n" not in str(caught.value)
 
 
-def test_wrong_offsets_are_refused(tmp_path):
+def test_wrong_offsets_are_rejected(tmp_path):
     files = dict(GOLDEN["bert-cased"]["files"])
     state = json.loads(files["tokenizer.json"])
     state["decoder"] = {"type": "Replace", "pattern": {"String": "T"}, "content": "other"}
     files["tokenizer.json"] = json.dumps(state)
     tokenizer = load_tokenizer(write(files, tmp_path / "other"))
     assert tokenizer.encode("The")
-    with pytest.raises(UsageError, match=r"tokenizer\.json gives wrong offsets: 'The' is at"):
+    with pytest.raises(UsageError, match=r"tokenizer\.json returns wrong offsets: 'The' is at"):
         tokenizer.encode_with_offsets("The")

@@ -1,4 +1,4 @@
-"""bert_jax.data.tokenizer.tokenizer: what needs neither `transformers` nor data from elsewhere."""
+"""bert_jax.data.tokenizer.tokenizer: tests without `transformers` and without external data."""
 
 import json
 import os
@@ -26,7 +26,7 @@ SMALL = [*SPECIALS, "hello", "world", "un", "##believ", "##able", "play", "##ing
 
 
 def corpus(lines: int = 600) -> list[str]:
-    """Words of random syllables: many pairs are equally frequent, as ties test a trainer."""
+    """Words of random syllables: many pairs are equally frequent, which tests tie-breaking."""
     rng = random.Random(7)
     syllables = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "ai", "or")]
     words = ["".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(900)]
@@ -59,23 +59,23 @@ def vocabulary(folder: Path, tokens: list[str], name: str = "vocab.txt") -> Path
 
 # --- what BERT's tokenizer does -------------------------------------------------------------------
 
-# Facts that the original's tests state (google-research/bert tokenization_test.py), on other text.
+# Facts from the original's tests (google-research/bert tokenization_test.py), on other text.
 FACTS = [
-    # accents go and letters sink before the vocabulary is asked; punctuation is a word of its own
+    # accents and case are removed before the lookup; punctuation is a separate word
     (True, "UnBeliév\u00c0ble,Playing!", ["un", "##believ", "##able", ",", "play", "##ing", "!"]),
     # runs of any white space only separate
     (True, " \t hello\r\n\u00a0 world \u3000", ["hello", "world"]),
-    # control characters vanish and join what they stood between
+    # control characters are removed, which joins the text around them
     (True, "hel\u0005lo\x00 wor\u200bld\ufffd", ["hello", "world"]),
     # each ideograph is a word, the letters around it are words
     (True, "hello東京world", ["hello", "[UNK]", "[UNK]", "world"]),
-    # a word with one missing piece is unknown as a whole, its neighbours are not
+    # a word with one missing piece is unknown as a whole, but its neighbors are not
     (True, "unbelievableQ playing", ["[UNK]", "play", "##ing"]),
-    # pieces are the longest that fit, from the left
+    # pieces are the longest match from the left
     (True, "playing ing", ["play", "##ing", "[UNK]"]),
-    # ASCII symbols count as punctuation although Unicode does not say so
+    # ASCII symbols count as punctuation, unlike in Unicode
     (True, "hello$world", ["hello", "[UNK]", "world"]),
-    # with case kept, accents are kept too
+    # if case is kept, accents are also kept
     (False, "Hello é playing É", ["[UNK]", "é", "play", "##ing", "[UNK]"]),
     (True, "", []),
     (True, "x" * 100, ["x"] + ["##x"] * 99),
@@ -100,8 +100,8 @@ def test_ids_of_the_pure_python_tokenizer(tmp_path, name):
         for line, ids, expected in zip(GOLDEN["lines"], ours, GOLDEN["ids"][name], strict=True)
         if ids != expected
     ]
-    # docs/data.md#sub-words: that class composes letters and accents first, which the original
-    # does not and which shows only where accents stay; and Python knows the final sigma.
+    # That class composes letters and accents first, which the original does not, and which only
+    # matters if accents are kept; and Python handles the final sigma.
     if name == "uncased":
         assert [line for line in different if "Σ" not in line] == [] and len(different) == 1
     else:
@@ -193,7 +193,7 @@ def test_hash_sees_everything_that_decides_ids(tmp_path):
     assert len(set(hashes)) == 5
 
 
-def test_hash_sees_what_bpe_puts_around_the_parts_of_a_word(tmp_path):
+def test_hash_covers_the_affixes_of_bpe(tmp_path):
     vocab = {name: i for i, name in enumerate([*SPECIALS, "a", "b", "##b", "b</w>"])}
     found = {}
     for affix in ({}, {"continuing_subword_prefix": "##"}, {"end_of_word_suffix": "</w>"}):
@@ -206,7 +206,7 @@ def test_hash_sees_what_bpe_puts_around_the_parts_of_a_word(tmp_path):
 
 
 def test_hash_is_pinned(tmp_path):
-    # A change here makes every corpus and checkpoint in the world look like a stranger's.
+    # A change here would make all existing corpora and checkpoints incompatible.
     tokenizer = load_tokenizer(vocabulary(tmp_path, SMALL))
     assert tokenizer.hash == "f1408c2f7a68aa3bc379b4ce731a171be9b2b7a226db2b3d7d5a98c52bee869c"
 
@@ -232,7 +232,7 @@ def test_case_of_a_vocabulary_file(tmp_path, tokens, config, keyword, lowercase)
 
 
 def english(*, cased: bool) -> list[str]:
-    """A vocabulary as large ones are: letters, and 2,000 words."""
+    """A vocabulary like large ones: letters, and 2,000 words."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     small = [*letters, *("##" + letter for letter in letters)]
     words = [f"{a}{b}{c}" for a in letters for b in "aeiou" for c in letters[:15]]
@@ -242,7 +242,7 @@ def english(*, cased: bool) -> list[str]:
 
 
 def test_a_few_renamed_entries_do_not_change_the_case(tmp_path, capsys):
-    """Ids stay the same for all text without them, which is said; in doubt it is refused."""
+    """Ids stay the same for all text without them, with a note; ambiguous cases are errors."""
     plain = load_tokenizer(vocabulary(tmp_path / "plain", english(cased=False)))
     texts = ["Bad GOB, dac.", "[unused9] Zaö", "bab " * 30]
     renamed = {"[unused0]": "[USER]", "[unused1]": "NASA", "[unused2]": "<URL>", "[unused3]": "Ü"}
@@ -256,16 +256,16 @@ def test_a_few_renamed_entries_do_not_change_the_case(tmp_path, capsys):
     assert altered.encode_sentences(texts) == plain.encode_sentences(texts)
     assert plain.lowercase and altered.lowercase
     cased = load_tokenizer(vocabulary(tmp_path / "cased", english(cased=True)))
-    assert not cased.lowercase and "so text is taken with its case" in capsys.readouterr().err
+    assert not cased.lowercase and "so text is not lower-cased" in capsys.readouterr().err
     tokens += [f"{token}X" for token in tokens[200:260]]
     path = vocabulary(tmp_path / "between", tokens)
-    with pytest.raises(UsageError, match=r"62 of 2,064 entries .* too few .* Say it: `lowercase`"):
+    with pytest.raises(UsageError, match=r"62 of 2,064 entries .* too few .* Set `lowercase`"):
         load_tokenizer(path)
     assert not load_tokenizer(path, lowercase=False).lowercase
 
 
-def test_special_tokens_are_not_told_by_one_that_looks_like_them(tmp_path):
-    """A vocabulary of one family may have a token that another family calls special."""
+def test_a_similar_token_does_not_decide_the_special_tokens(tmp_path):
+    """A vocabulary of one family may contain a token that is special in another family."""
     roberta = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     model = {"type": "BPE", "merges": [], "unk_token": "<unk>"}
 
@@ -276,7 +276,7 @@ def test_special_tokens_are_not_told_by_one_that_looks_like_them(tmp_path):
         return load_tokenizer(tmp_path)
 
     assert load([*roberta, "[MASK]"]).special.mask == 4
-    with pytest.raises(UsageError, match=r"has \[PAD\] and <pad>; say which one is the pad_token"):
+    with pytest.raises(UsageError, match=r"has \[PAD\] and <pad>; name one of them as pad_token"):
         load([*roberta, *SPECIALS])
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({f"{role}_token": t for role, t in zip(("pad", "unk", "cls", "sep", "mask"),
@@ -315,7 +315,7 @@ WORDS = {
 
 
 def test_whole_words_are_read_as_wordpiece(tmp_path):
-    """Ids of the library's own WordLevel, known words and unknown ones, also of 150 letters."""
+    """Ids of the library's WordLevel, for known and unknown words, also of 150 letters."""
     names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "M", "K", "MK", "A" * 150)
     vocab = {token: number for number, token in enumerate(names)}
     theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="[UNK]"))
@@ -337,7 +337,7 @@ def wordpiece_json(*, unknown: str = "[UNK]", **ids: int) -> str:
     return json.dumps({"version": "1.0", "added_tokens": [], "model": model})
 
 
-# What the library does not find wrong before it encodes, or with a panic.
+# Errors that the library does not find before it encodes, or reports as a panic.
 PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 BAD_FILES = {
     "absent.txt": (None, "no such file"),
@@ -348,14 +348,14 @@ BAD_FILES = {
     "text.json": ("[PAD]\n[UNK]\n", "is not JSON"),
     "other.json": ('{"a": 1}', "not a tokenizer.json"),
     "words.json": (json.dumps(WORDS), "WordLevel is read as WordPiece, where '##b'"),
-    "one_id.json": (wordpiece_json(again=7), "have one id, 7; a token has its own"),
+    "one_id.json": (wordpiece_json(again=7), "share id 7"),
     "high.json": (wordpiece_json(far=4_000_000_000), "'far' has id 4000000000, above 16777215"),
     "unknown.json": (wordpiece_json(unknown="<none>"), "cannot encode text"),
     "panic.json": (json.dumps(json.loads(wordpiece_json()) | {"normalizer": PANIC}), "not a token"),
     "deep.json": ("[" * 100_000, "is not JSON: nested too deeply"),
     "text.model": ("surely no protocol buffer\n", "not a SentencePiece model"),
     "empty.model": ("", "holds no pieces"),
-    "folder": ({}, "neither tokenizer.json nor vocab.txt"),
+    "folder": ({}, "needs tokenizer.json, vocab.txt"),
     "config": ({"vocab.txt": "\n".join(SMALL), "tokenizer_config.json": "{"}, "is not JSON"),
     "list": ({"vocab.txt": "\n".join(SMALL), "tokenizer_config.json": "[]"}, "not a JSON object"),
     "flag": (
@@ -370,7 +370,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_what_cannot_be_loaded_is_a_clear_error(tmp_path, name):
+def test_invalid_tokenizers_are_clear_errors(tmp_path, name):
     content, message = BAD_FILES[name]
     path = tmp_path / name
     if isinstance(content, dict):
@@ -404,7 +404,7 @@ def test_contradictions_about_case_are_errors(wordpiece, tmp_path):
     ],
 )
 def test_contradictions_about_the_preparation_of_text(wordpiece, tmp_path, declared, message):
-    """transformers obeys tokenizer_config.json, where nothing said of accents is as of case."""
+    """transformers follows tokenizer_config.json, where a missing strip_accents follows case."""
     wordpiece.save(tmp_path)
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | declared))
@@ -441,8 +441,8 @@ def test_tokens_that_a_vocabulary_file_lacks(tmp_path):
         {"extra_special_tokens": {"first": "[E1]", "second": "hello"}},
     ],
 )
-def test_special_tokens_that_would_be_cut_up_are_refused(tmp_path, file, fields):
-    """The classes of transformers find them whole, in the vocabulary or beyond it."""
+def test_special_tokens_that_would_be_split_are_rejected(tmp_path, file, fields):
+    """The classes of transformers match them as a whole, inside or outside the vocabulary."""
     path = vocabulary(tmp_path, SMALL)
     (tmp_path / file).write_text(json.dumps(fields))
     with pytest.raises(UsageError, match=rf"{file} has .*'\[E1\]'.* in (additional|extra)_special"):
@@ -457,7 +457,7 @@ def test_special_tokens_that_would_be_cut_up_are_refused(tmp_path, file, fields)
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 def test_classes_that_cut_text_otherwise(tmp_path, file):
-    """Their words are others, and so are the ids, though the vocabulary is one of BERT's form."""
+    """They split words differently, so ids differ even though the vocabulary looks like BERT's."""
     vocabulary(tmp_path, SMALL)
     for name in ("BertTokenizer", "BertTokenizerFast", "ElectraTokenizerFast"):
         (tmp_path / file).write_text(json.dumps({"tokenizer_class": name}))
@@ -469,19 +469,19 @@ def test_classes_that_cut_text_otherwise(tmp_path, file):
             load_tokenizer(tmp_path)
 
 
-def test_what_roformer_does_first_is_in_no_file(wordpiece, tmp_path):
+def test_roformers_word_segmentation_is_not_in_a_file(wordpiece, tmp_path):
     wordpiece.save(tmp_path)
     config = tmp_path / "tokenizer_config.json"
     said = json.loads(config.read_text())
     config.write_text(json.dumps(said | {"tokenizer_class": "BertJapaneseTokenizer"}))
-    assert load_tokenizer(tmp_path).hash == wordpiece.hash  # tokenizer.json says all of it
+    assert load_tokenizer(tmp_path).hash == wordpiece.hash  # tokenizer.json is sufficient
     config.write_text(json.dumps(said | {"tokenizer_class": "RoFormerTokenizer"}))
     with pytest.raises(UsageError, match=r"gives other ids than tokenizer\.json, and transformers"):
         load_tokenizer(tmp_path)
 
 
 def test_empty_lines_keep_their_ids(tmp_path):
-    """In a file that transformers wrote, the last of them is the token ""."""
+    """In a file written by transformers, the last of them is the token ""."""
     lines = [*SMALL[:6], "", "", *SMALL[6:], ""]
     path = vocabulary(tmp_path / "a", lines)
     ours = load_tokenizer(path)
@@ -500,7 +500,7 @@ def test_empty_lines_keep_their_ids(tmp_path):
 
 
 def test_a_class_lower_cases_unless_its_file_says_otherwise(tmp_path):
-    """transformers does, whatever the entries are; where they speak against it, none is right."""
+    """transformers does for any entries; if the entries contradict, it is an error."""
     vocabulary(tmp_path, english(cased=True))
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
@@ -525,8 +525,8 @@ train_sentencepiece(corpus(), vocab_size=500, lowercase=True).save(Path(sys.argv
 
 
 def test_training_gives_the_same_bytes_in_every_process(wordpiece, sentencepiece, tmp_path):
-    # At 650 tokens the corpus's last places go to equally frequent pairs: left to itself the
-    # trainer of `tokenizers` gave five different vocabularies in eight runs.
+    # At 650 tokens the last ids of the corpus are equally frequent pairs: without the fixed order,
+    # the trainer of `tokenizers` gives different vocabularies from run to run.
     wordpiece.save(tmp_path / "here" / "w")
     sentencepiece.save(tmp_path / "here" / "s")
     for seed, threads in (("1", "1"), ("2", "3"), ("3", "8")):
@@ -558,7 +558,7 @@ def test_order_of_the_texts_does_not_matter_to_wordpiece(wordpiece):
     assert train_wordpiece(shuffled, vocab_size=650, lowercase=True).hash == wordpiece.hash
 
 
-def test_wordpiece_knows_all_of_its_training_text(wordpiece):
+def test_wordpiece_covers_its_training_text(wordpiece):
     ids = wordpiece.encode_sentences(corpus())
     assert wordpiece.special.unk not in {i for row in ids for i in row}
     assert wordpiece.vocab_size == 650
@@ -578,7 +578,7 @@ def test_poor_text_gives_a_smaller_wordpiece_vocabulary():
     assert tokenizer.tokens(ids) == ["to", "be", "not"]
 
 
-def test_rare_characters_make_room():
+def test_rare_characters_are_dropped():
     rare = "".join(chr(0x4E00 + i) for i in range(300))
     tokenizer = train_wordpiece([*corpus(1500), rare], vocab_size=650, lowercase=True)
     tokens = tokenizer.tokens(list(range(tokenizer.vocab_size)))
@@ -586,10 +586,10 @@ def test_rare_characters_make_room():
     assert tokenizer.vocab_size == 650 and "a" in tokens
 
 
-def test_text_that_wordpiece_cannot_have_the_characters_of():
-    """Two thousand characters that are all as frequent: a thousand of them are half of the text."""
+def test_text_with_too_many_characters_for_wordpiece():
+    """Two thousand equally frequent characters: a thousand of them cover half of the text."""
     chinese = "".join(chr(0x4E00 + i) for i in range(2000))
-    with pytest.raises(UsageError, match=r"2,000 different .* are 50\.0% .* sentencepiece"):
+    with pytest.raises(UsageError, match=r"2,000 different .* cover 50\.0% .* sentencepiece"):
         train_wordpiece([chinese] * 3, vocab_size=30522, lowercase=True)
 
 
@@ -597,13 +597,13 @@ def test_text_that_wordpiece_cannot_have_the_characters_of():
 def test_sizes_that_do_not_suit_the_text(train):
     with pytest.raises(UsageError, match="vocabulary size 20 is too small") as caught:
         train(corpus(), vocab_size=20, lowercase=True)
-    enough = int(str(caught.value).split()[-1])  # what the message advises works
+    enough = int(str(caught.value).split()[-1])  # the size in the message works
     assert train(corpus(), vocab_size=enough, lowercase=True).vocab_size <= enough
     with pytest.raises(UsageError, match="no text"):
         train(["", "  \n"], vocab_size=100, lowercase=True)
 
 
-def test_sentencepiece_says_how_much_the_text_has():
+def test_sentencepiece_reports_the_possible_size():
     with pytest.raises(UsageError, match="at most") as caught:
         train_sentencepiece(corpus(60), vocab_size=50_000, lowercase=True)
     most = int(str(caught.value).split("at most ")[1].split()[0])
@@ -650,7 +650,7 @@ def test_converted_model_gives_the_ids_of_the_library(tmp_path, options):
         "\x01\u200bba",
         *(unicodedata.normalize("NFD", line) for line in corpus()[:27:9]),
     ]
-    # Nothing in these lines ties; on real text a few lines in ten thousand do.
+    # These lines have no ties; in real text a few lines in ten thousand do.
     assert ours.encode_sentences(lines) == library.encode(lines)
     assert ours.vocab_size == len(library) and ours.kind == "sentencepiece"
     assert ours.special.mask == library.piece_to_id("<mask>")
@@ -660,8 +660,8 @@ def test_converted_model_gives_the_ids_of_the_library(tmp_path, options):
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_letters_in_parts_are_the_letters(lowercase):
-    """Japanese, Korean, Vietnamese, German and Greek as a Mac's file names have them, and
+def test_decomposed_letters_equal_composed_letters(lowercase):
+    """Japanese, Korean, Vietnamese, German and Greek decomposed as in file names on a Mac, and
     half-width kana.
     """
     import sentencepiece
@@ -677,11 +677,11 @@ def test_letters_in_parts_are_the_letters(lowercase):
             assert ours.encode(text).ids == library.encode(text) == library.encode(line)
 
 
-def test_a_mask_has_no_space_behind_it_that_is_not_there(sentencepiece):
-    """As in rows: the pieces around a masked one are what they were."""
+def test_no_space_is_added_after_a_mask(sentencepiece):
+    """As in training examples: the tokens around a mask do not change."""
 
     def behind(text: str) -> str:
-        """Returns the piece behind the first mask."""
+        """Returns the token after the first mask."""
         pieces = sentencepiece.tokens(sentencepiece.encode(text))
         return pieces[pieces.index("[MASK]") + 1]
 
@@ -724,7 +724,7 @@ def require_named(path, whole, part, damaged, message):
     assert str(path) in str(caught.value)
 
 
-def test_a_piece_that_is_not_utf_8(tmp_path):
+def test_a_piece_that_is_not_utf8(tmp_path):
     path = model_file(tmp_path / "m.model")
     message = "damaged: piece .* is not UTF-8"
     require_named(path, path.read_bytes(), b"<mask>", b"\xffmask>", message)

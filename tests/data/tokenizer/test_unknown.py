@@ -1,4 +1,4 @@
-"""Text of which a vocabulary knows too little is said to be so, by every verb that reads text."""
+"""Every verb that reads text warns about a high share of unknown tokens."""
 
 import json
 
@@ -15,18 +15,18 @@ _STRANGE = "The \u263a\u263a\u263a \u2603 of Ada."
 
 
 @pytest.mark.parametrize(("unknown", "said"), [(0, False), (10, False), (11, True), (1000, True)])
-def test_more_than_a_hundredth_is_warned_of(unknown, said, capsys):
-    note_unknown(unknown, 1000, "the sub-words of the corpus", "do this")
-    message = f"warning: {unknown / 10} % of the sub-words of the corpus are [UNK]; do this\n"
+def test_more_than_one_percent_is_a_warning(unknown, said, capsys):
+    note_unknown(unknown, 1000, "the tokens of the corpus", "do this")
+    message = f"warning: {unknown / 10} % of the tokens of the corpus are [UNK]; do this\n"
     assert capsys.readouterr().err == message * said
 
 
-def test_the_share_is_of_the_words_alone(capsys):
+def test_the_share_ignores_special_tokens(capsys):
     import numpy as np
 
     special = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
     note_unknown_ids(np.array([[2, 9, 1, 4, 8, 3, 0, 0], [2, 9, 9, 9, 3, 0, 0, 0]]), special)
-    assert "14.3 % of the sub-words of the text are [UNK]" in capsys.readouterr().err
+    assert "14.3 % of the tokens of the text are [UNK]" in capsys.readouterr().err
     note_unknown_ids(np.zeros((0, 8), np.int32), special)
     assert capsys.readouterr().err == ""
 
@@ -43,7 +43,7 @@ def _prepare(folder, words, capsys):
     (folder / "vocab.txt").write_text("\n".join([*special, *known]) + "\n")
     command = ["--source", str(folder / "a.txt"), "--tokenizer", str(folder / "vocab.txt")]
     options = ["--validation-fraction", "0.2", "--workers", "1"]
-    assert main(["prepare", *command, *options, "--output", str(folder / "c")]) == 0
+    assert main(["prepare", *command, *options, "--output-dir", str(folder / "c")]) == 0
     return json.loads((folder / "c/corpus.json").read_text()), capsys.readouterr()
 
 
@@ -59,23 +59,23 @@ def test_prepare_counts_it(tmp_path, capsys):
     assert f"{100 * shares['train']:.2f} %" in said.out and "[UNK]" in said.out
     share = f"{100 * shares['total']:.1f}"
     assert f"warning: {share} % of the tokens of the corpus are [UNK]" in said.err
-    assert "choose a --tokenizer that is trained on the text" in said.err
+    assert "choose a --tokenizer trained on this text" in said.err
 
 
-def test_a_corpus_without_any_is_not_warned_of(tmp_path, capsys):
+def test_a_corpus_without_unknown_tokens_has_no_warning(tmp_path, capsys):
     manifest, said = _prepare(tmp_path, "dogs", capsys)
     assert not any(manifest["unknown_share"].values())
     assert "0.00 %" in said.out and "warning" not in said.err
 
 
-def test_fill_mask_and_embed_say_it(exported, tmp_path, capsys):
-    command = ["--checkpoint", str(exported)]
+def test_fill_mask_and_embed_warn(exported, tmp_path, capsys):
+    command = [str(exported)]
     assert main(["fill-mask", *command, f"{_STRANGE} [MASK]"]) == 0
     said = capsys.readouterr().err
     assert "warning: " in said and f"'{_STRANGE} [MASK]' are [UNK]" in said
     assert main(["fill-mask", *command, "The [MASK] of Ada eats hay every day."]) == 0
     assert "warning" not in capsys.readouterr().err
     (tmp_path / "lines.txt").write_text(f"{_STRANGE}\nHoney.\n", encoding="utf-8")
-    files = ["--input", str(tmp_path / "lines.txt"), "--output", str(tmp_path / "v.npz")]
-    assert main(["embed", *command, *files, "--length", "32"]) == 0
-    assert "of the sub-words of the text are [UNK]" in capsys.readouterr().err
+    files = ["--input", str(tmp_path / "lines.txt"), "--output-file", str(tmp_path / "v.npz")]
+    assert main(["embed", *command, *files, "--max-length", "32"]) == 0
+    assert "of the tokens of the text are [UNK]" in capsys.readouterr().err

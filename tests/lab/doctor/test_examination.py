@@ -1,4 +1,4 @@
-"""`doctor`: broken set-ups are named with their remedy, and nothing is changed on disk."""
+"""`doctor`: broken setups are reported with their fix, and nothing is changed on disk."""
 
 import contextlib
 import dataclasses
@@ -36,14 +36,14 @@ from bert_jax_lab.doctor.finding import Finding, of_error
 from bert_jax_lab.doctor.speed import Timing
 from tests import tiny_corpus
 
-# Its steps are those of other tests, which are compiled once for all.
+# Its steps are shared with other tests and compiled once.
 _CONFIG = tiny_corpus.tiny_config(checkpoint=CheckpointConfig(every_steps=200, keep_last=2))
 _PHASE = dataclasses.replace(_CONFIG.phases[0], max_predictions=-1)
 
 
 @pytest.fixture(scope="module")
 def good(shared) -> Path:
-    """A corpus of documents that have nothing in common."""
+    """A corpus of documents without common text."""
 
     def fill(directory: Path) -> None:
         draw = random.Random(0)
@@ -62,7 +62,7 @@ def good(shared) -> Path:
 
 
 class Place:
-    """A set-up to break: a config, a copy of the corpus, and a workdir that does not exist."""
+    """A setup to break: a config, a copy of the corpus, and a workdir that does not exist."""
 
     def __init__(self, directory: Path, good: Path, patch: pytest.MonkeyPatch):
         self.directory, self.patch = directory, patch
@@ -98,20 +98,20 @@ def place(tmp_path, good, monkeypatch) -> Place:
 
 @pytest.fixture
 def unmeasured(place) -> Place:
-    """The set-up, with a made-up time of its step."""
+    """The setup, with an invented step time."""
     place.measured(Timing(1.0, 0.01))
     return place
 
 
 def tree(directory: Path) -> dict[str, tuple]:
-    """Every file, with its content and the time of its last change, and every folder."""
+    """Every file with its content and modification time, and every folder."""
     return {
         str(path): (path.stat().st_mtime_ns, path.read_bytes()) if path.is_file() else ()
         for path in directory.rglob("*")
     }
 
 
-def test_a_good_set_up_passes_and_is_unchanged(place, capsys):
+def test_a_good_setup_passes_and_is_unchanged(place, capsys):
     before, began = tree(place.directory), time.monotonic()
     command = ["doctor", place.given["config"], "--corpus", str(place.corpus)]
     assert main([*command, "--workdir", str(place.workdir), "--json"]) == 0
@@ -130,7 +130,7 @@ def test_a_good_set_up_passes_and_is_unchanged(place, capsys):
 
 
 def test_a_report_has_all_failures_and_the_code_of_the_first(place, capsys):
-    """Remedies are options of the command; nothing is changed."""
+    """Fixes name options of the command; nothing is changed."""
     place.shard().write_bytes(place.shard().read_bytes()[:-2])
     place.workdir.mkdir(parents=True)
     run_directory.write_config(place.workdir, _CONFIG)
@@ -273,7 +273,7 @@ def no_tracker(place: Place) -> None:
 
 
 class UnreachableBucket:
-    """A place in a bucket that this machine cannot reach."""
+    """An address in a bucket that this machine cannot reach."""
 
     def __truediv__(self, name: str) -> "UnreachableBucket":
         return self
@@ -293,7 +293,7 @@ _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 _IN_USE = RuntimeError("Unable to initialize backend 'tpu': already in use by process 12")
 _LONG = model(max_position_embeddings=1024)
 _VERSIONS = {"flax": "0.1"}
-# A set-up, the check that finds the fault, its result, exit code, and words of its remedy.
+# A setup, the check that finds the fault, its result, exit code, and words of its fix.
 _BROKEN: dict[str, tuple[Break, str, str, int, str]] = {
     "small vocabulary": (changed(**model(vocab_size=50)), "vocabulary", "failed", 2, "set model.v"),
     "another tokenizer": (another_tokenizer, "corpus", "failed", 4, "run prepare again"),
@@ -315,9 +315,9 @@ _BROKEN: dict[str, tuple[Break, str, str, int, str]] = {
     ),
     "workdir of one host": (
         patched(location.Location, "names", lambda self: []),
-        "saving", "failed", 7, "all hosts must see one `workdir`",
+        "saving", "failed", 7, "all hosts must see the same `workdir`",
     ),
-    "bucket out of reach": (bucket_out_of_reach, "saving", "failed", 7, "a network leads to it"),
+    "bucket out of reach": (bucket_out_of_reach, "saving", "failed", 7, "is reachable"),
     "no room": (
         patched(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**5)),
         "room", "failed", 7, "set checkpoint.keep_last=1",
@@ -327,19 +327,19 @@ _BROKEN: dict[str, tuple[Break, str, str, int, str]] = {
         lambda place: place.measured(Timing(1.0, 800.0)),
         "step", "warned", 0, "set deadline_seconds=8000",
     ),
-    "compiles for ever": (compiles_for_ever, "step", "warned", 0, "set compute.layers=scan"),
+    "compiles for ever": (compiles_for_ever, "step", "warned", 0, "set compute.layer_loop=scan"),
     "another run": (another_run, "workdir", "failed", 3, "or another `workdir`"),
     "something else": (something_else, "workdir", "failed", 2, "choose another directory"),
-    "damaged step": (damaged_step, "checkpoint", "warned", 0, "put back a copy of checkpoints/20"),
+    "damaged step": (damaged_step, "checkpoint", "warned", 0, "restore a copy of checkpoints/20"),
     "few devices": (given(topology="v3:4x8"), "devices", "failed", 2, "every host of the slice"),
     "no devices": (
         patched(machine.jax, "devices", raising(_IN_USE)), "devices", "failed", 2, "accelerator"
     ),
     "wrong products": (
         patched(machine.jnp, "matmul", lambda x, y: x @ y + 1),
-        "devices", "failed", 2, "take another machine",
+        "devices", "failed", 2, "use another machine",
     ),
-    "odd batch": (phase(global_batch_size=15), "mesh", "failed", 2, "take 14 or 16"),
+    "odd batch": (phase(global_batch_size=15), "mesh", "failed", 2, "14 or 16"),
     "wrong field": (
         given(overrides=["model.hiden_size=64"]), "config", "failed", 2, "mean 'hidden_size'?"
     ),
@@ -356,7 +356,7 @@ _BROKEN: dict[str, tuple[Break, str, str, int, str]] = {
 
 
 @pytest.mark.parametrize("name", _BROKEN)
-def test_a_broken_set_up_is_named_with_its_remedy(unmeasured, name):
+def test_a_broken_setup_is_reported_with_its_fix(unmeasured, name):
     place, (broken, check, result, code, remedy) = unmeasured, _BROKEN[name]
     broken(place)
     finding = place.report().findings[check]
@@ -415,8 +415,8 @@ def test_processes_meet_although_a_port_scanner_sends_nothing(port, monkeypatch)
 @pytest.mark.parametrize(
     ("rank", "taken", "words"),
     [
-        (0, True, "end the process that holds it"),
-        (0, False, "process 1 did not come"),
+        (0, True, "end the process that uses it"),
+        (0, False, "process 1 did not reach"),
         (1, False, "process 0 does not answer"),
     ],
 )
@@ -429,7 +429,7 @@ def test_a_missing_process_is_named(port, monkeypatch, rank, taken, words):
         findings = examine(Arguments(connection=connection(port, rank))).findings
     assert findings["hosts"].result == "failed"
     assert words in findings["hosts"].remedy and str(port) in findings["hosts"].remedy
-    # A question to jax would wait for the others.
+    # A call of jax would wait for the others.
     assert findings["devices"].result == "skipped"
 
 
@@ -452,7 +452,7 @@ def test_an_error_in_a_check_does_not_hide_other_checks(unmeasured):
     assert {finding.result for finding in findings.values()} == {"passed"}
 
 
-def test_a_compilation_that_is_left_behind_does_not_end_the_process(unmeasured, capsys):
+def test_an_abandoned_compilation_does_not_end_the_process(unmeasured, capsys):
     """Only the `bert-jax` command exits without waiting for the compilation (`ABANDONED`)."""
     compiles_for_ever(unmeasured)
     command = ["doctor", unmeasured.given["config"], "--corpus", str(unmeasured.corpus), "--json"]

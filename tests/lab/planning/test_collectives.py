@@ -1,4 +1,4 @@
-"""Reading compiled TPU programs: bytes and collectives, in cut pieces of real programs."""
+"""Reading compiled TPU programs: bytes and collectives, in excerpts of real programs."""
 
 # ruff: noqa: E501 (lines of compiled programs are long)
 
@@ -120,7 +120,7 @@ def test_a_slice_of_an_array_moves_only_the_slice():
 """,
     )
     one, stack = 4 * 8 * 128, 2 * 4 * 8 * 128
-    # Updated, and beside it a whole layer; read; read and written; and twice read whole.
+    # Updated while a whole layer is read; read; read and written; read twice as a whole.
     assert moved(text) == 2 * one + one + 2 * one + 2 * stack
 
 
@@ -128,7 +128,7 @@ def test_a_slice_of_an_array_moves_only_the_slice():
     ("called", "arrays"), [("async_collective_fusion.4", 2), ("fused_computation.4", 2 + 2)]
 )
 def test_the_array_of_a_collective_is_passed_on_in_place(called, arrays):
-    """The fusion reads one array and writes another, and passes a third on."""
+    """The fusion reads one array, writes another, and passes a third through."""
     far = "f32[8,128]{1,0:T(8,128)}"
     text = program(
         f"""\
@@ -158,7 +158,7 @@ def test_collectives_of_a_plain_program(counted):
 
 
 def test_a_sliced_all_reduce_is_a_reduce_scatter(counted):
-    """As the compilers of v2 and v3 write it."""
+    """As written by the compilers of v2 and v3."""
     found = counted(
         "  %p = bf16[512,1024]{0,1:T(8,128)(2,1)} parameter(0)\n"
         "  %fusion.1 = bf16[512,16]{0,1:T(8,128)(2,1)} fusion(%p), kind=kCustom, "
@@ -176,7 +176,7 @@ def test_a_sliced_all_reduce_is_a_reduce_scatter(counted):
 
 
 def test_collectives_with_one_channel_are_counted_separately(counted):
-    """As what a `shard_map` says is written: every collective of it has channel 1."""
+    """As for a `shard_map`: all of its collectives have channel 1."""
     scatter = """\
 %%all-reduce-scatter.%d (a: f32[32,128]) -> f32[8,128] {
   %%a = f32[32,128]{1,0:T(8,128)} parameter(0)
@@ -200,7 +200,7 @@ def test_collectives_with_one_channel_are_counted_separately(counted):
 
 
 def test_an_asynchronous_collective_in_several_fusions_is_one(counted):
-    """As the compilers of v5e and v6e write it: start, pieces beside computation, end."""
+    """As written by the compilers of v5e and v6e: start, pieces next to computation, end."""
     piece = """\
 %%async.%d (p: bf16[16,64]) -> bf16[16,256] {
   %%p = bf16[16,64]{1,0} parameter(0)
@@ -219,7 +219,7 @@ def test_an_asynchronous_collective_in_several_fusions_is_one(counted):
 
 
 def test_a_collective_on_another_core_is_counted(counted):
-    """As the compilers of v5p and newer write it."""
+    """As written by the compilers of v5p and newer."""
     found = counted(
         '  %start = ((), (), (s32[8192]{0:T(1024)})) async-start(), async_execution_thread="sparsecore", calls=%async.6\n'
         "  %update = ((f32[1024,128]{1,0}), f32[8192,128]{1,0}) async-update(%start, %p)\n"

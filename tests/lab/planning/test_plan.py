@@ -1,4 +1,4 @@
-"""Plans: the tables they rest on, their arithmetic, their JSON, and real compilations."""
+"""Plans: their tables, arithmetic and JSON, and real compilations."""
 
 import collections
 import dataclasses
@@ -57,7 +57,7 @@ def _launch_table(name: str) -> list[dict[str, str]]:
 
 
 def _launched() -> list[str]:
-    """Returns all slices that launch/ has types for, as `plan` names them. Their hosts and chips
+    """Returns all slices with a type in launch/, under the names of `plan`. Their hosts and chips
     are compared with the planner's in tests/launch/test_scripts.py.
     """
     rows = _launch_table("accelerators")
@@ -75,7 +75,7 @@ def test_the_table_is_plausible(chip):
     ("name", "slices", "message"),
     [
         ("v3-64", 1, "write it as"),
-        ("v9:4x4", 1, "no such generation; there are v2, v3"),
+        ("v9:4x4", 1, "unknown generation; choose from v2, v3"),
         ("v3:4x4x4", 1, "2 dimensions, such as v3:4x8"),
         ("v4:4x4", 1, "3 dimensions, such as v4:4x4x4"),
         ("v5e:4x0", 1, "2 dimensions"),
@@ -83,7 +83,7 @@ def test_the_table_is_plausible(chip):
         ("v3:4x8", 2, "v4 or newer"),
     ],
 )
-def test_a_topology_that_cannot_be_is_refused(name, slices, message):
+def test_an_invalid_topology_is_rejected(name, slices, message):
     with pytest.raises(UsageError, match=message):
         topologies.parse(name, slices=slices)
 
@@ -92,7 +92,7 @@ def test_a_topology_that_cannot_be_is_refused(name, slices, message):
 
 
 def test_time_on_the_links():
-    """Rings by hand: 64 v5e chips, 50 GB/s a link and direction."""
+    """Rings computed by hand: 64 v5e chips, 50 GB/s per link and direction."""
     chip = CHIPS["v5e"]
     one = collectives.Collective("all-gather", 10**9, tuple(range(64)))
     gather = collectives.seconds_on_the_links(one, size=64, chip=chip)
@@ -129,14 +129,14 @@ def test_time_on_the_links():
         ),
     ],
 )
-def test_a_refusal_for_memory_has_both_sizes(message, needed, available):
+def test_an_out_of_memory_error_has_both_sizes(message, needed, available):
     refusal = compile.error_of(RuntimeError(message), CHIPS["v3"], "step")
     assert isinstance(refusal, compile.DoesNotFit)
     assert (refusal.needed, refusal.available) == (int(needed), int(available))
 
 
-def test_another_refusal_of_the_compiler_is_one_line():
-    """For example, the evaluation of `modern_base`, 256 x 8,192, on v6e:8x8."""
+def test_other_compiler_errors_are_one_line():
+    """For example, the evaluation of `modernbert_base_50b`, 256 x 8,192, on v6e:8x8."""
     reason = "FAILED_PRECONDITION: Too many buffers are colored in the alternate memory. Could not"
     found = compile.error_of(RuntimeError(f"{reason} reserve\nmore"), CHIPS["v6e"], "train step")
     assert isinstance(found, compile.NotCompiled)
@@ -170,12 +170,14 @@ def test_a_rejected_train_step_is_a_warning(monkeypatch, capsys, tiny):
     phase = planning.phase_plan(config, 0, **where)
     assert not phase.fits and phase.memory_bytes is None
     plan_verb._print_phase(phase)
-    assert f"steps: NOT COMPILED: {_REJECTED}; another compute.layers, " in capsys.readouterr().out
+    assert (
+        f"steps: NOT COMPILED: {_REJECTED}; change compute.layer_loop, " in capsys.readouterr().out
+    )
     (warning, *_) = warnings.warnings(config, [phase], topology=where["topology"])
     assert _REJECTED in warning and warning.startswith(f"length {phase.sequence_length}: ")
 
 
-def test_a_rejected_evaluation_step_has_a_remedy_before_the_train_step_compiles(monkeypatch, tiny):
+def test_a_rejected_evaluation_step_has_a_fix_before_the_train_step_compiles(monkeypatch, tiny):
     def step(config, shape, *, mesh, topology):
         raise compile.NotCompiled(_REJECTED)
 
@@ -191,7 +193,7 @@ def test_a_rejected_evaluation_step_has_a_remedy_before_the_train_step_compiles(
     assert _REJECTED in phase.remedy and "evaluation.batch_size" in phase.remedy
 
 
-def test_the_remedy_of_a_train_step_is_the_first_number_of_microbatches_that_fits(
+def test_the_fix_of_a_train_step_is_the_smallest_number_of_microbatches_that_fits(
     monkeypatch, tiny
 ):
     tried = []
@@ -211,7 +213,7 @@ def test_the_remedy_of_a_train_step_is_the_first_number_of_microbatches_that_fit
 
 @pytest.mark.parametrize(("tensor", "rows"), [(1, 64), (4, 64), (8, 128), (16, 256)])
 def test_hosts_that_share_a_shard_each_make_its_rows(tensor, rows):
-    """Sixteen devices, four a host, in order: 256 rows."""
+    """Sixteen devices, four per host, in order: 256 rows."""
     devices = np.array([SimpleNamespace(process_index=i // 4) for i in range(16)])
     mesh = SimpleNamespace(
         devices=devices.reshape(1, 16 // tensor, tensor), shape={"tensor": tensor}
@@ -234,8 +236,8 @@ _COMPILED = compile.Compiled(
         ({"every_minutes": 10.0}, 6, None),
     ],
 )
-def test_what_saving_costs(fields, per_hour, remedy):
-    """BERT-Large with 44.2 ms a step on eight hosts: by steps it would save all the time."""
+def test_the_cost_of_saves(fields, per_hour, remedy):
+    """BERT-Large with 44.2 ms per step on eight hosts: by steps it would save all the time."""
     config = config_loader.load_config("bert_large")
     config = dataclasses.replace(config, checkpoint=CheckpointConfig(**fields))
     saving = planning.save_plan(config, 0.0442, hosts=8, mesh=mesh_of(8))
@@ -254,7 +256,7 @@ def test_what_saving_costs(fields, per_hour, remedy):
 
 
 def test_the_recipes_for_slices_save_by_minutes():
-    """And hours and prices have one source, docs/tpu.md."""
+    """And hours and prices have one source, docs/plans.json."""
     for path in sorted((_ROOT / "configs").glob("*.py")):
         config = config_loader.load_config(path.stem)
         assert bool(config.checkpoint.every_minutes) is ("64core" in path.stem), path
@@ -266,7 +268,7 @@ def test_the_recipes_for_slices_save_by_minutes():
 
 
 def test_show_sharding_adds_up(capsys):
-    assert main(["show", "sharding", "bert_large", "--topology", "v3:4x8"]) == 0
+    assert main(["config", "sharding", "bert_large", "--topology", "v3:4x8"]) == 0
     printed = capsys.readouterr().out
     assert "encoder.layer_23.intermediate.kernel" in printed
     rows = param_sharding.placements(
@@ -288,10 +290,10 @@ def test_show_sharding_adds_up(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show", "sharding", "bert_base"], "--topology"),
-        (["show", "sharding", "bert_base", "--topology", "v3:4x8", "--set", "mesh.tensor=5"],
+        (["config", "sharding", "bert_base"], "--topology"),
+        (["config", "sharding", "bert_base", "--topology", "v3:4x8", "--set", "mesh.tensor=5"],
          "mesh.tensor"),
-        (["show", "sharding", "bert_base", "--topology", "v3:4x8", "--set", "mesh.fsdp=7"],
+        (["config", "sharding", "bert_base", "--topology", "v3:4x8", "--set", "mesh.fsdp=7"],
          "does not cover 64 devices"),
         (["plan", "bert_base", "--topology", "v3"], "write it as"),
     ],
@@ -301,7 +303,7 @@ def test_usage_errors(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_without_the_compiler_a_plan_says_how_to_get_it(monkeypatch, capsys):
+def test_without_the_compiler_a_plan_shows_how_to_install_it(monkeypatch, capsys):
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "libtpu" else found(name, *a)
@@ -310,7 +312,7 @@ def test_without_the_compiler_a_plan_says_how_to_get_it(monkeypatch, capsys):
     assert "pip install 'libtpu>=0.0.50'" in capsys.readouterr().err
 
 
-def test_another_compiler_than_that_of_launched_runs_is_a_warning(monkeypatch):
+def test_a_compiler_that_differs_from_launched_runs_is_a_warning(monkeypatch):
     """Launched runs have the libtpu of the lock file."""
     (locked,) = re.findall(
         r"^libtpu==(\S+)", (_ROOT / "requirements-tpu.lock").read_text(), re.MULTILINE
@@ -373,7 +375,7 @@ def _plan(capsys, topology: str, *more: str, code: int = 0) -> dict[str, Any]:
 
 
 def collective_counts(plan: dict[str, Any]) -> dict[str, int]:
-    """`{"all-gather over fsdp": 5}` of the only phase: what the golden file holds."""
+    """`{"all-gather over fsdp": 5}` of the only phase, as in the golden file."""
     found: dict[str, int] = {}
     for traffic in plan["phases"][0]["collectives"]:
         name = f"{traffic['kind']} over {' x '.join(traffic['axes'])}"
@@ -398,7 +400,7 @@ class TestCompiled:
         crossing = [c for c in plan["phases"][0]["collectives"] if c["axes"] == ["slice"]]
         assert bool(crossing) == (slices > 1)
         if slices > 1:
-            # Once, after it was cut: what crosses is no more than what the devices of a slice keep.
+            # Once, after sharding: the transferred bytes are at most those that a slice keeps.
             stored = plan["phases"][0]["memory"]["weights"]
             assert sum(c["bytes"] for c in crossing) < 2 * stored
         golden = json.loads(_GOLDEN.read_text())
@@ -413,7 +415,7 @@ class TestGradients:
     pytestmark = needs_compiler
 
     def test_they_are_cut_where_they_are_summed(self, topology, capsys):
-        """On 64 devices: what is all-reduced are biases, norms and figures."""
+        """On 64 devices, only biases, norms and metrics are all-reduced."""
         arguments = ["plan", "bert_large", "--topology", topology, "--json"]
         rows = {"sequence_length": 128, "steps": 900_000, "global_batch_size": 256}
         small = ["model.num_hidden_layers=2", f"phases={json.dumps([rows])}"]
@@ -429,7 +431,7 @@ class TestGradients:
 
 @pytest.mark.parametrize(
     "name",
-    # The larger ones are multiples of these.
+    # Larger slices are multiples of these.
     [name for name in _launched() if topologies.parse(name).devices <= 64],
 )
 class TestTensor:
@@ -450,21 +452,21 @@ class TestTensor:
 class TestMemory:
     pytestmark = needs_compiler
 
-    def test_what_does_not_fit_is_refused_with_sizes_and_a_remedy(self, capsys):
+    def test_a_step_that_does_not_fit_is_rejected_with_sizes_and_a_fix(self, capsys):
         plan = _plan(
             capsys, "v2:2x2", "--set", "phases.0.global_batch_size=131072",
-            "--set", "compute.layers=scan", code=2,
+            "--set", "compute.layer_loop=scan", code=2,
         )  # fmt: skip
         (phase,) = plan["phases"]
         assert phase["memory_bytes"] > phase["available_bytes"] == int(7.48 * 2**30)
         assert "--set optimizer.gradient_accumulation_steps=" in phase["remedy"]
         assert plan["total_hours"] is None
 
-    def test_a_batch_that_does_not_divide_is_refused(self, capsys):
+    def test_a_batch_that_does_not_divide_is_rejected(self, capsys):
         arguments = ["plan", "tiny_docs_cpu", "--topology", "v3:2x2"]
         assert main([*arguments, "--set", "phases.0.global_batch_size=20"]) == 2
         assert "phases.0.global_batch_size is 20" in (error := capsys.readouterr().err)
-        assert "take 16 or 24" in error
+        assert "16 or 24" in error
 
 
 @pytest.mark.parametrize("generation", CHIPS)

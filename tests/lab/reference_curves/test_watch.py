@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.config import MeshConfig, OptimizerConfig, PhaseConfig
+from bert_jax.config import MeshConfig, OptimizerConfig, PhaseConfig, to_dict
 from bert_jax.config_checks import complete
 from bert_jax.config_loader import load_config
 from bert_jax.workdir import log_reader
@@ -25,7 +25,7 @@ _ENTROPY, _STEPS = 6.0, 2000
 
 
 def falling(step: float, *, floor: float = 3.0) -> float:
-    """A loss that falls by a law from the entropy on."""
+    """A loss that falls by a power law from the entropy."""
     return floor + (_ENTROPY - floor) * (1 + step / 100) ** -0.5
 
 
@@ -86,7 +86,7 @@ def test_a_log_becomes_a_curve(tmp_path):
     assert found.steps[:2] == (20, 22) and found.steps[-1] == 200
     first = [row["mlm_loss"] for row in rows if "split" not in row and row["step"] <= 20]
     assert found.losses[0] == pytest.approx(np.mean(first))
-    # Rows that are too far apart for a mean.
+    # Rows that are too sparse for a mean.
     assert curve.training([row for row in rows if row["step"] % 20 == 0], 200).steps == ()
     assert curve.validation(rows).steps == tuple(
         row["step"] for row in rows if row.get("split") == "validation"
@@ -173,7 +173,7 @@ def test_a_resumed_run_remembers_its_validation_losses():
 # --- references -----------------------------------------------------------------------------------
 
 
-def test_losses_of_another_kind_of_run_do_not_compare():
+def test_losses_of_another_kind_of_run_are_not_comparable():
     config, seen = tiny_corpus.tiny_config(), healthy()
     same = dataclasses.replace(
         config, name="another", seed=3, mesh=MeshConfig(fsdp=2), optimizer=OptimizerConfig(),
@@ -191,7 +191,7 @@ def test_losses_of_another_kind_of_run_do_not_compare():
         assert found.startswith(name)
 
 
-def test_the_reference_of_the_demo_is_of_the_demo():
+def test_the_demo_reference_is_only_for_the_demo():
     """Record it again if the demo's config changes (tests/golden/make_expected_curves.py)."""
     config, seen = load_config("modern_tiny_cpu"), reference.demo()
     assert [hook.kind for hook in config.hooks] == ["expected_curves"]
@@ -208,22 +208,31 @@ def test_the_reference_of_the_demo_is_of_the_demo():
                 assert low < loss < high
 
 
-def test_a_run_is_compared_with_the_run_that_expect_names(tmp_path, trained, corpus, capsys):
+def test_a_run_is_compared_with_the_reference_in_expect(tmp_path, trained, corpus, capsys):
     workdir, config = tmp_path / "run", tmp_path / "tiny.json"
-    tiny_corpus.write_config(config, tiny_corpus.tiny_config(seed=5))
+    # The first phase of `trained`, with one layer.
+    run = complete(load_config(str(trained / "config.json")))
+    run = dataclasses.replace(
+        run,
+        model=dataclasses.replace(run.model, num_hidden_layers=1),
+        phases=run.phases[:1],
+        seed=5,
+    )
+    tiny_corpus.write_config(config, run)
     command = ["pretrain", str(config), "--corpus", str(corpus), "--workdir", str(workdir)]
-    named = [*command, "--expect", str(trained)]
-    assert main([*named, "--set", "model.hidden_size=64"]) == 2
-    assert "model.hidden_size is 64, and 32 there" in capsys.readouterr().err
-    assert main([*command, "--expect", str(tmp_path)]) == 2
+    assert main([*command, "--compare-with", str(trained)]) == 2
+    assert "model.num_hidden_layers is 1, but 2" in capsys.readouterr().err
+    assert main([*command, "--compare-with", str(tmp_path)]) == 2
     assert "has no run" in capsys.readouterr().err
     assert not workdir.exists()
 
-    # A file with the curves is a reference as well.
+    # A file with the curves is also a reference.
     file = tmp_path / "curves.json"
-    file.write_text(json.dumps(reference.of_runs([trained])))
+    curves = reference.of_runs([trained])
+    file.write_text(json.dumps(curves))
     assert reference.read(file) == reference.read(trained)
-    named = [*command, "--expect", str(file), "--set", "optimizer.learning_rate=1e-7"]
+    file.write_text(json.dumps(curves | {"config": to_dict(run)}))
+    named = [*command, "--compare-with", str(file), "--set", "optimizer.learning_rate=1e-7"]
     assert main(named) == 0
     said, table = capsys.readouterr()[::-1]
     assert "warning: step" in said and "1 run of tiny had" in said
@@ -250,7 +259,7 @@ _FAULTS = {
     "nothing_hidden": "below",
     "any_order": "above",
     "attention_mask": "above",
-    # The unigram entropies of these corpora are not that of the reference.
+    # The unigram entropies of these corpora differ from that of the reference.
     "vocabulary": "nothing",
     "repeated": "nothing",
     "initial_values": "above",

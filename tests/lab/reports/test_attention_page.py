@@ -1,4 +1,4 @@
-"""The verb `attention`: its page, its JSON, and that both say the same."""
+"""The verb `attention`: its page, its JSON, and the agreement of both."""
 
 import base64
 import dataclasses
@@ -38,7 +38,7 @@ def written(directory: Path, kind: str) -> Path:
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
-    """Kind of position -> the directory of a model: one that adds to the scores, one that does
+    """Kind of position -> the directory of a model: one kind adds to the scores, one does
     not.
     """
     return {
@@ -49,7 +49,7 @@ def directories(tmp_path_factory):
 
 def attention(capsys, directory: Path, *arguments: object) -> str:
     """Runs the verb and returns what it prints."""
-    command = ["attention", "--checkpoint", str(directory), *map(str, arguments)]
+    command = ["attention", str(directory), *map(str, arguments)]
     assert main(command) == 0
     return capsys.readouterr().out
 
@@ -72,7 +72,7 @@ def in_full(document: dict, name: str) -> np.ndarray:
 @pytest.mark.parametrize(
     ("kind", "stored_as"), [("learned", "float32"), ("relative_key_query", "int16")]
 )
-def test_page_and_json_say_the_same(kind, stored_as, directories, tmp_path, capsys, monkeypatch):
+def test_page_and_json_agree(kind, stored_as, directories, tmp_path, capsys, monkeypatch):
     if stored_as == "int16":
         monkeypatch.setattr(attention_document, "_EXACT", 0)
     file = tmp_path / "attention.html"
@@ -89,7 +89,7 @@ def test_page_and_json_say_the_same(kind, stored_as, directories, tmp_path, caps
         numbers = in_full(full, name)
         assert not (np.signbit(numbers) & (numbers == 0)).any(), "-0.0"
     assert full["sequence_ids"] == [1] * 7 + [2] * 4
-    # What the script computes from the stored arrays, in NumPy.
+    # The computations of the script on the stored arrays, in NumPy.
     query, key = (decoded(compact[name]) for name in ("query", "key"))
     close = {"atol": 0.6e-6, "rtol": 0.0, "strict": False}
     np.testing.assert_allclose(in_full(full, "query"), query, **close)
@@ -138,7 +138,6 @@ def test_some_layers_as_a_table(directories, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a text, such as"),
         ([""], "text 1 has no words; write some"),
         (["w1"] * 3, "3 texts: give one, or two for a pair, or pack them with --packed"),
         (["w1 " * 15], "the text has 17 tokens, the model 16 positions; shorten it"),
@@ -146,11 +145,11 @@ def test_some_layers_as_a_table(directories, capsys):
         (["w1", "--layers", "3"], "--layers 3: the model has layers 1 to 2"),
         (["w1", "--layers", "one"], "--layers one: write numbers, as --layers=1,2"),
         (["w1", "--html", "."], "--html . is a directory; name a file in it"),
-        (["w1", "--html", "no/a.html"], "--html no/a.html: there is no directory no; make it"),
+        (["w1", "--html", "no/a.html"], "--html no/a.html: no directory no; make it"),
     ],
 )
-def test_what_is_refused_in_one_line(arguments, message, directories, capsys):
-    command = ["attention", "--checkpoint", str(directories["learned"]), *arguments]
+def test_errors_are_one_line(arguments, message, directories, capsys):
+    command = ["attention", str(directories["learned"]), *arguments]
     assert main(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("bert-jax attention: error: ") and message in line
@@ -160,13 +159,13 @@ def test_what_is_refused_in_one_line(arguments, message, directories, capsys):
 
 
 class View:
-    """The page in a tab: its controls, and what they lead to."""
+    """The page in a tab, with its controls and their results."""
 
     def __init__(self, tab: Tab):
         self.tab = tab
 
     def drawn(self) -> str:
-        """Waits for the maps; returns the picture of the maps and that of the lines."""
+        """Waits for the maps; returns the pictures of the maps and of the lines."""
         for _ in range(600):
             if self.tab.evaluate("document.querySelector('#maps').dataset.drawn") == "all":
                 break
@@ -196,7 +195,7 @@ class View:
         )
 
     def rows(self) -> tuple[list[int], np.ndarray]:
-        """Returns the tokens of the view step by step, and the numbers behind each."""
+        """Returns the tokens of the step-by-step view, and the numbers of each."""
         found = self.tab.evaluate(
             "[...document.querySelectorAll('#neurons tbody tr')].map(r => [Number(r.dataset.token),"
             "...[...r.cells].slice(3).map(c => Number(c.textContent))])"
@@ -213,11 +212,11 @@ class View:
         )
 
 
-_HALF = 0.51e-4  # of the last decimal that the page shows
+_HALF = 0.51e-4  # of the last decimal on the page
 
 
 def assert_steps(view: View, full: dict, key: int) -> None:
-    """Asserts that all numbers of the chosen head, token and pair are those of --json."""
+    """Asserts that all numbers of the chosen head, token and pair equal those of --json."""
     layer, number, token = view.chosen()
     head = full["layers"][layer]["heads"][number]
     tokens, numbers = view.rows()
@@ -238,7 +237,7 @@ def assert_steps(view: View, full: dict, key: int) -> None:
 
 
 @pytest.mark.browser
-def test_a_window_is_no_other_sequence_and_long_tokens_stay_on_the_page(tmp_path, capsys, browser):
+def test_a_window_is_not_a_sequence_and_long_tokens_fit_on_the_page(tmp_path, capsys, browser):
     file = tmp_path / "attention.html"
     source = checkpoint("learned", vocabulary(tmp_path / "words"), attention_window=4)
     texts = ["w3 w1 w4 w1 w5 w9", "w2 w6 w5"]
@@ -253,7 +252,7 @@ def test_a_window_is_no_other_sequence_and_long_tokens_stay_on_the_page(tmp_path
     view = View(tab)
     # The window of the second of eight tokens is two to either side; the other text has five.
     assert view.text("#neuron-status") == (
-        "5 tokens of other sequences are not seen. 4 tokens beyond the layer's window are not seen."
+        "5 tokens of other sequences are masked. 4 tokens outside the layer's window are masked."
     )
     assert "w" * 80 in view.text("#pair") and tab.overflow() <= 0
     assert tab.problems == []
@@ -273,8 +272,8 @@ def test_a_window_is_no_other_sequence_and_long_tokens_stay_on_the_page(tmp_path
 def test_every_control(
     kind, packed, width, dark, directories, tmp_path, capsys, browser, pictures, monkeypatch
 ):
-    """Layer, head, token, key, order, pointing, keys, colours; all numbers are those of --json."""
-    if packed:  # in two bytes a number
+    """Layer, head, token, key, order, pointing, keys, colors; all numbers equal those of --json."""
+    if packed:  # stored in two bytes per number
         monkeypatch.setattr(attention_document, "_EXACT", 0)
     file = tmp_path / "attention.html"
     options = ["--packed"] if packed else []
@@ -286,7 +285,7 @@ def test_every_control(
     picture = view.drawn()
     tab.screenshot(pictures / f"attention-{kind}-{width}-{'dark' if dark else 'light'}.png")
     assert tab.overflow() <= 0 and view.chosen() == (0, 0, 1)
-    # Every weight that is drawn.
+    # Every drawn weight.
     drawn = tab.evaluate(
         "Array.from({length: attention.layers}, (_, l) => Array.from({length: attention.heads},"
         "(_, h) => Array.from(attention.weights(l, h))))"
@@ -319,7 +318,7 @@ def test_every_control(
     assert view.chosen() == (1, 0, 3)
     assert view.text("#overview-status").startswith("Layer 2, head 1: ")
 
-    # Lines: heads in colours, all tokens or one, pointing, a token by click and by key.
+    # Lines: colored heads, all tokens or one, pointing, a token by click and by key.
     one = view.drawn()
     tab.click("#drawn label:nth-of-type(3) input")
     two = view.drawn()
@@ -333,12 +332,12 @@ def test_every_control(
     tab.click("#queries li:nth-child(5) button")
     assert view.chosen() == (1, 0, 4)
     best = int(np.argmax(weights[1, 0, 4]))
-    most = f"“{full['tokens'][4]}” looks most at “{full['tokens'][best]}”: "
+    most = f"“{full['tokens'][4]}” attends most to “{full['tokens'][best]}”: "
     assert view.text("#lines-status").startswith(f"{most}{weights[1, 0, 4, best]:.3f}")
     x, y, wide, high = tab.place("#keys li:nth-child(2)")
     tab.move(x + wide / 2, y + high / 2)
     best = int(np.argmax(weights[1, 0, :, 1]))
-    assert view.text("#lines-status").startswith(f"“{full['tokens'][best]}” looks most at “w3”: ")
+    assert view.text("#lines-status").startswith(f"“{full['tokens'][best]}” attends most to “w3”: ")
     tab.evaluate("document.querySelector('#queries li:nth-child(3) button').focus()")
     tab.press("Enter")
     assert view.chosen() == (1, 0, 2)
@@ -361,7 +360,7 @@ def test_every_control(
     tab.click("#pair-numbers summary")
     assert tab.evaluate("document.querySelector('#pair-numbers').open")
 
-    # Heads in numbers: sorted by entropy, and one chosen.
+    # The table of heads: sorted by entropy, and one chosen.
     tab.click("#statistics thead th:last-child button")
     rows = "[...document.querySelectorAll('#statistics tbody tr')]"
     entropies = tab.evaluate(f"{rows}.map(r => Number(r.cells[5].textContent))")
@@ -371,7 +370,7 @@ def test_every_control(
     tab.click("#statistics tbody tr button")
     assert view.chosen()[:2] == (int(first[0]) - 1, int(first[1]) - 1)
 
-    # Colours and width change, and with them the pictures; the page stays within its window.
+    # Colors and width change, and the pictures with them; the page stays within its window.
     before = view.drawn()
     tab.click("#theme")
     assert view.drawn() != before and tab.evaluate("page.isDark()") != dark

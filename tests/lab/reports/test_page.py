@@ -1,4 +1,4 @@
-"""Pages are one file: valid HTML, safe for any text, and without a request."""
+"""Pages are one file: valid HTML, safe for any text, and without network requests."""
 
 import base64
 import hashlib
@@ -55,7 +55,7 @@ class Outline(HTMLParser):
 
 
 def assert_asks_for_nothing(content: str) -> Outline:
-    """Asserts that a page is well formed, refers to no other file, and allows its scripts only."""
+    """Asserts that a page is well formed, refers to no other file, and only allows its scripts."""
     outline = Outline(content)
     for tag, attributes in outline.tags:
         assert not attributes.keys() & {"src", "srcset", "action", "poster", "background"}, tag
@@ -74,7 +74,7 @@ def assert_asks_for_nothing(content: str) -> Outline:
     return outline
 
 
-def test_a_page_holds_all_it_needs_and_hostile_text_stays_text():
+def test_a_page_is_self_contained_and_hostile_text_stays_text():
     data = {"name": _HOSTILE, "values": [1.5, None, 3]}
     content = page.render(
         title=_HOSTILE,
@@ -102,12 +102,12 @@ def test_a_page_holds_all_it_needs_and_hostile_text_stays_text():
     assert content.count("Copyright (c) 2022 Leon Sorokin") == 2  # before script and style
 
 
-def test_numbers_that_json_has_no_word_for_are_refused():
+def test_non_finite_numbers_are_rejected():
     with pytest.raises(ValueError):
         page.render(title="", body="", data={"loss": float("nan")})
 
 
-def test_libraries_are_as_published_and_have_a_licence():
+def test_libraries_are_unmodified_and_have_a_license():
     stated = (_PAGES / "vendor" / "README.md").read_text()
     files = sorted(p for p in (_PAGES / "vendor").iterdir() if p.suffix in (".js", ".css"))
     assert len(files) == 2
@@ -120,7 +120,7 @@ def test_libraries_are_as_published_and_have_a_licence():
 
 @pytest.mark.browser
 def test_the_skeleton_in_a_browser(browser, pictures, tmp_path):
-    """Hostile text does nothing, the switch changes the colours, and no request is made."""
+    """Hostile text is inert, the switch changes the colors, and no request is made."""
     file = tmp_path / "page.html"
     body = page.chart(
         "losses", heading=_HOSTILE, label=_HOSTILE, tables=page.table(["a", "b"], [[_HOSTILE, 1]])

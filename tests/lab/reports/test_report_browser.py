@@ -13,13 +13,13 @@ pytestmark = pytest.mark.browser
 _HOSTILE = '<img src=x onerror=alert(1)> \' & "quoted"'
 _GROUND = "getComputedStyle(document.body).backgroundColor"
 _FIRST = "report.drawn[0].plot"
-# What the canvases show, as one text.
+# The content of the canvases as one text.
 _PIXELS = "report.drawn.map(({plot}) => plot.ctx.canvas.toDataURL()).join()"
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """Runs to be looked at: two that are complete, one that has not begun, a task, a bad name."""
+    """Runs to show: two complete ones, one that has not begun, a task, a bad name."""
     home = tmp_path_factory.mktemp("runs")
     write_run(home / "slow")
     write_run(home / "fast", seed=1, rate=8e-3)
@@ -32,9 +32,9 @@ def runs(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def show(runs, browser, capsys):
-    """Returns a function that opens the page of runs, and returns its tab and what --json prints.
+    """Returns a function that opens the page of runs, and returns its tab and the output of --json.
 
-    At the end no page may have said an error, or asked for anything but itself.
+    Afterwards, asserts that no page logged an error or made a request.
     """
     opened = []
 
@@ -68,7 +68,7 @@ def range_of(tab, number: int = 0) -> list[float]:
 
 
 def hover(tab, at: float) -> None:
-    """Puts the pointer into the first chart, where a value of the axis is."""
+    """Moves the pointer into the first chart, to a value of the axis."""
     left, top, _, height = tab.place("#chart-0 .u-over")
     tab.move(left + tab.evaluate(f"{_FIRST}.valToPos({at}, 'x')"), top + height / 2)
 
@@ -89,7 +89,7 @@ def legend(tab, number: int = 0) -> dict[str, str]:
     [("slow",), ("slow", "fast", "empty", _HOSTILE), ("tuned",), ("empty",), ("long",)],
     ids=["one", "several", "task", "empty", "long"],
 )
-def test_it_fits_and_is_drawn(show, pictures, request, names, width, dark):
+def test_the_page_fits_and_is_drawn(show, pictures, request, names, width, dark):
     tab, printed = show(*names, width=width, dark=dark)
     assert tab.overflow() <= 0
     assert tab.evaluate("page.data.runs") == printed
@@ -97,7 +97,7 @@ def test_it_fits_and_is_drawn(show, pictures, request, names, width, dark):
     charts = tab.evaluate("page.data.charts.length")
     assert (charts == 0) == (names == ("empty",))
     assert tab.evaluate("document.querySelectorAll('canvas').length") == charts
-    # Something is drawn in each of them: more than the two colours of ground and text.
+    # Something is drawn in each: more colors than the background and the text.
     colours = (
         "report.drawn.map(({plot}) => { const {width, height} = plot.ctx.canvas;"
         "const d = new Uint32Array(plot.ctx.getImageData(0, 0, width, height).data.buffer);"
@@ -106,7 +106,7 @@ def test_it_fits_and_is_drawn(show, pictures, request, names, width, dark):
     assert all(number > 8 for number in tab.evaluate(colours))
     kind = request.node.callspec.id
     tab.screenshot(pictures / f"report-{kind}.png")
-    # Tables scroll inside their own boxes.
+    # Tables scroll inside their boxes.
     tab.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     tab.settle()
     assert tab.overflow() <= 0
@@ -147,7 +147,7 @@ def test_hovering_shows_the_values_in_all_charts(show, pictures):
     rate = legend(tab, headings.index("Learning rate"))["learning_rate, training"]
     assert float(rate) == pytest.approx(run["training"]["learning_rate"][119], rel=1e-4)
     tab.screenshot(pictures / "report-hover.png")
-    # Between two evaluations the nearer one is told; of an update that was left out, its neighbour.
+    # Between two evaluations the nearer one is shown; for a skipped update, its neighbor.
     hover(tab, 131)
     assert float(legend(tab)["mlm_loss, validation"]) == pytest.approx(held_out, rel=1e-4)
     hover(tab, 150)
@@ -178,7 +178,7 @@ def test_zoom(show, pictures):
     assert range_of(tab) == [pytest.approx(low), pytest.approx(high)]
     tab.click("#chart-1 .u-over", times=2)
     assert all(range_of(tab, number) == [1, 200] for number in range(charts))
-    # By the keyboard, too.
+    # Also by the keyboard.
     tab.evaluate("document.getElementById('zoom-in').focus()")
     tab.press("Enter")
     assert range_of(tab) == [pytest.approx(50.75), pytest.approx(150.25)]
@@ -186,7 +186,7 @@ def test_zoom(show, pictures):
     assert range_of(tab) == [1, 200]
 
 
-def test_runs_and_series_come_and_go(show):
+def test_runs_and_series_can_be_hidden(show):
     tab, _ = show("slow", "fast")
     shown = (
         "report.drawn.map(({plot, members}) => "
@@ -197,12 +197,12 @@ def test_runs_and_series_come_and_go(show):
     tab.click("#run-1")
     assert tab.evaluate("document.getElementById('run-1').ariaPressed") == "false"
     assert not any(tab.evaluate(shown)) and tab.evaluate(_PIXELS) != pixels
-    choose(tab, "axis", "positions_seen")  # drawn anew, it stays away
+    choose(tab, "axis", "positions_seen")  # it stays hidden after a redraw
     assert not any(tab.evaluate(shown))
     choose(tab, "axis", "step")
     tab.click("#run-1")
     assert tab.evaluate(shown) == before and tab.evaluate(_PIXELS) == pixels
-    # One series of one chart, in that chart's own legend.
+    # One series of one chart, in the legend of this chart.
     tab.click("#chart-0 .u-legend .u-series:nth-child(2) .u-label")
     assert not tab.evaluate(f"{_FIRST}.series[1].show")
     assert tab.evaluate("report.drawn[1].plot.series[1].show")
@@ -223,7 +223,7 @@ def test_axes_and_smoothing(show):
     losses = run["training"]["mlm_loss"][59 - 12 : 59 + 13]
     shown = float(legend(tab)["mlm_loss, training (mean of 25)"])
     assert shown == pytest.approx(sum(losses) / 25, rel=1e-4)
-    # The updates 150 and 151 were left out: the mean is that of the other 23.
+    # The updates 150 and 151 were skipped: the mean is over the other 23.
     hover(tab, 140)
     losses = [loss for loss in run["training"]["mlm_loss"][139 - 12 : 139 + 13] if loss is not None]
     shown = float(legend(tab)["mlm_loss, training (mean of 25)"])
@@ -257,7 +257,7 @@ def test_light_and_dark(show):
     assert tab.evaluate(_GROUND) != ground and tab.evaluate(_PIXELS) != pixels
     tab.click("#theme")
     assert (tab.evaluate(_GROUND), tab.evaluate(_PIXELS)) == (ground, pixels)
-    # Without a choice the page follows the system; with one it does not.
+    # Without a choice the page follows the system.
     tab.prefer(dark=True)
     assert not tab.evaluate("page.isDark()")
     other, _ = show("slow", dark=False)
@@ -266,7 +266,7 @@ def test_light_and_dark(show):
     assert other.evaluate("page.isDark()") and other.evaluate(_GROUND) != ground
 
 
-def test_a_turned_phone(show):
+def test_a_rotated_phone(show):
     """The charts follow the width of the window, both ways."""
     tab, _ = show("slow", width=1400)
     widths = "report.drawn.map(({plot}) => plot.width)"

@@ -1,4 +1,4 @@
-"""The page of a report: its numbers are those of `--json`, whatever the runs are like."""
+"""The page of a report: its numbers equal those of `--json` for all kinds of runs."""
 
 import html
 import json
@@ -17,7 +17,7 @@ _HOSTILE = '<img src=x onerror=alert(1)> \' & "quoted" </script><script>alert(2)
 
 
 def page_of(page: Path, *workdirs: Path, capsys) -> tuple[Outline, list[dict]]:
-    """Writes the page by the command line; returns it, and the runs as `--json` has them."""
+    """Writes the page with the command; returns it, and the runs from `--json`."""
     capsys.readouterr()
     command = ["report", *map(str, workdirs), "--html", str(page), "--json"]
     assert main(command) == 0
@@ -54,7 +54,7 @@ def test_the_numbers_are_those_of_json_and_of_the_logs(trained, tmp_path, capsys
     (loss, *_) = outline.data()["charts"]
     assert loss["lines"] == [{"value": printed["unigram_entropy_nats"], "label": "unigram entropy"}]
     assert "step 200" in loss["label"] and loss["unit"] == "nats"
-    # Every chart has words and a table.
+    # Every chart has a text alternative and a table.
     drawings = [a for _, a in outline.tags if a.get("class") == "drawing"]
     assert len(drawings) == len(outline.data()["charts"]) > 6
     assert all(a["aria-label"] and a["role"] == "img" for a in drawings)
@@ -90,7 +90,7 @@ def test_a_run_whose_events_are_lost_has_no_shares_of_a_wall_time(tmp_path, caps
     assert "%" not in capsys.readouterr().out
 
 
-def test_events_say_why(tmp_path):
+def test_events_explain_restarts(tmp_path):
     run = write_run(tmp_path / "run")
     with (run / "events.jsonl").open("a") as events:
         for event in (
@@ -154,7 +154,7 @@ def test_a_fine_tuning(tmp_path, capsys):
     assert {"loss", "accuracy", "macro_f1", "examples_per_second"} <= columns
 
 
-def test_a_run_that_learned_nothing_says_so(tmp_path, capsys):
+def test_a_diverged_run_is_marked(tmp_path, capsys):
     run = write_finetuning(tmp_path / "tuned")
     words = "one answer for all rows"
     outline, (printed,) = page_of(tmp_path / "run.html", run, capsys=capsys)
@@ -163,7 +163,7 @@ def test_a_run_that_learned_nothing_says_so(tmp_path, capsys):
     (run / "result.json").write_text(json.dumps(result | {"diverged": True}))
     outline, (printed,) = page_of(tmp_path / "run.html", run, capsys=capsys)
     assert printed["diverged"] and words in outline.text
-    # That of an end from which the run went back is not its result.
+    # A result from before the run was rolled back does not count.
     (run / "result.json").write_text(json.dumps(result | {"diverged": True, "steps": 999}))
     assert not page_of(tmp_path / "run.html", run, capsys=capsys)[1][0]["diverged"]
 
@@ -197,7 +197,7 @@ def test_hostile_names_and_values_stay_text(tmp_path, capsys):
     assert f"stopped ({_HOSTILE})" in outline.text
 
 
-def test_numbers_that_are_none_become_nothing(tmp_path):
+def test_missing_numbers_are_empty(tmp_path):
     run = write_run(tmp_path / "run")
     lines = (run / "metrics.jsonl").read_text().splitlines()
     changed = json.loads(lines[4]) | {"loss": float("nan"), "grad_norm": float("inf")}
@@ -208,7 +208,7 @@ def test_numbers_that_are_none_become_nothing(tmp_path):
 
 
 def test_a_long_log_keeps_its_outline(tmp_path):
-    """2,000 of 4,000 rows stay, every outlier among them, and the page says so."""
+    """2,000 of 4,000 rows stay, including every outlier, and the page reports it."""
     run = write_run(tmp_path / "run", rows_a_step=20)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     training = [row for row in rows if "split" not in row]
@@ -218,13 +218,13 @@ def test_a_long_log_keeps_its_outline(tmp_path):
     kept = dict(zip(found["training"]["step"], found["training"]["mlm_loss"], strict=True))
     assert found["training_rows"] == 4000 and 1900 < len(kept) <= run_data.MOST_ROWS + 1
     assert (kept[1235], kept[2346], kept[4000]) == (9.5, 0.5, training[-1]["mlm_loss"])
-    assert kept[3000] is None  # the update that was left out
+    assert kept[3000] is None  # the skipped update
     assert all(training[step - 1]["mlm_loss"] == loss for step, loss in kept.items())
     text = Outline(report_page.render([found])).text
-    assert f"{len(kept):,} of 4,000 rows of training are drawn" in text
+    assert f"{len(kept):,} of 4,000 training rows are drawn" in text
 
 
-def test_packed_rows_tell_how_many_tokens_were_seen(tmp_path):
+def test_packed_rows_report_the_tokens_seen(tmp_path):
     run = write_run(tmp_path / "run")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     write_lines(
@@ -246,7 +246,7 @@ def test_the_expected_band_is_drawn_if_it_is_known(tmp_path):
     assert "as expected" in Outline(report_page.render([expected])).text
 
 
-def test_right_guesses_are_marked(tmp_path):
+def test_correct_predictions_are_marked(tmp_path):
     run = data_of(write_run(tmp_path / "run"))
     run["examples"] = [
         {"text": f"a [MASK] {n}", "word": "dog", "candidates": [[guess, 0.6], ["cow", 0.1]],
@@ -277,28 +277,11 @@ def headings_of(*runs: dict) -> list[str]:
     return [chart["heading"] for chart in charts.charts(runs)]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, ""), (True, "True"), (3, "3"), (1234567, "1,234,567"), (0.00012, "0.00012"),
-     (1234567.8, "1,234,568"), (3.14159265, "3.1416"), ("a", "a"), (-0.0, "0")],
-)  # fmt: skip
-def test_values_are_shown_with_five_digits(value, text):
-    assert report_page.shown(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0.0 s"), (59.94, "59.9 s"), (61, "1 min 1 s"), (3599.9, "1 h 0 min"), (90061, "1 d 1 h")],
-)
-def test_durations(seconds, text):
-    assert report_page.duration(seconds) == text
-
-
 def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["report", str(trained), "--html", str(page), "--json", "--examples", "3"]) == 0
     (first, *more) = json.loads(capsys.readouterr().out)["examples"]
-    assert len(more) == 2 and "Hidden words, held out" in Outline(page.read_text()).text
+    assert len(more) == 2 and "Masked words, held out" in Outline(page.read_text()).text
     assert html.escape(first["text"]) in page.read_text() and first["candidates"][0][
         0
     ] in first_guess(page.read_text(), first["text"])
@@ -311,12 +294,12 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     printed = capsys.readouterr().out
     assert f"trained/workdir: {right} of 3" in " ".join(printed.split())
     assert first["candidates"][0][0] in printed
-    # Nor where the corpus was prepared again with other words.
+    # Nor if the corpus was prepared again with another vocabulary.
     again = shutil.copytree(trained, tmp_path / "again")
     held = json.loads((again / "config.json").read_text())
     source, other = tmp_path / "text.txt", tmp_path / "other"
     source.write_text("\n\n".join(f"Another text, number {n} of ten." for n in range(20)))
-    command = ["prepare", "--source", str(source), "--output", str(other), "--vocab-size", "90"]
+    command = ["prepare", "--source", str(source), "--output-dir", str(other), "--vocab-size", "90"]
     assert main([*command, "--validation-fraction", "0.4"]) == 0
     held["corpus"]["directory"] = held["corpus"]["absolute"] = str(other)
     (again / "config.json").write_text(json.dumps(held))
@@ -325,11 +308,11 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     write_run(tmp_path / "logs")
     assert main(["report", str(tmp_path / "logs"), "--html", str(page)]) == 0
     assert "no hidden words are filled in: " in capsys.readouterr().err
-    assert "Hidden words, held out" not in page.read_text()
+    assert "Masked words, held out" not in page.read_text()
 
 
 def test_the_corpus_of_a_run_is_found_from_anywhere(trained, corpus, tmp_path, monkeypatch):
-    """Also of a run that has only a relative path, and where all was moved together."""
+    """Also for a run with only a relative path, and if all folders were moved together."""
     moved = tmp_path / "moved" / "runs"
     shutil.copytree(corpus, moved / "corpus")
     (moved / "workdir").mkdir()
@@ -347,7 +330,7 @@ def test_the_corpus_of_a_run_is_found_from_anywhere(trained, corpus, tmp_path, m
     assert run_directory.corpus_of(trained) == corpus
     assert found(directory="runs/corpus") == moved / "corpus"
     assert found(directory="runs/corpus", absolute=str(corpus)) == corpus
-    # Another corpus of that name is not it.
+    # Another corpus with this name is not used.
     shutil.copytree(moved / "corpus", tmp_path / "runs" / "corpus")
     manifest = (tmp_path / "runs" / "corpus" / "corpus.json").read_text()
     (tmp_path / "runs" / "corpus" / "corpus.json").write_text(manifest.replace("a", "b"))
@@ -356,6 +339,6 @@ def test_the_corpus_of_a_run_is_found_from_anywhere(trained, corpus, tmp_path, m
 
 
 def first_guess(page: str, sentence: str) -> str:
-    """The row of a table that has the sentence."""
+    """Returns the row of a table with the sentence."""
     start = page.index(html.escape(sentence))
     return page[start : page.index("</tr>", start)]

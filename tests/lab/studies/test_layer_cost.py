@@ -1,4 +1,4 @@
-"""The benchmark of mixers: the exponents of known costs, and what each layer sees."""
+"""The benchmark of mixers: exponents of known costs, and the reach of each layer."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_steps_and_reach_are_those_of_table_1():
     }
 
 
-def test_it_is_measured_once(tmp_path, monkeypatch, capsys):
+def test_a_measurement_is_reused(tmp_path, monkeypatch, capsys):
     command = ["layer_cost", "--workdir", str(tmp_path), "--rounds", "2"]
     command += ["--lengths", "8", "12", "16", "--widths", "8", "12", "16"]
     monkeypatch.setattr("sys.argv", command)

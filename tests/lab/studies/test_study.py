@@ -220,7 +220,7 @@ def test_an_edited_study_plans_other_folders_for_what_depends_on_the_edit(tmp_pa
     assert changed(task=_TASK.replace("epochs=1", "epochs=2")) == tasks
     assert changed(steps=4) == {name for name in runs if "seed0" in name}
     assert changed(overrides=["optimizer.learning_rate=0.5"]) == runs
-    assert changed(corpus=None) == {*before}  # the study's own corpus
+    assert changed(corpus=None) == {*before}  # the study makes its corpus
 
 
 def test_a_removed_folder_is_made_again(tmp_path, corpus):
@@ -235,7 +235,7 @@ def test_a_failed_run_is_a_row_and_the_other_runs_are_made(tmp_path, corpus):
     ends = {
         "eight.seed0": Outcome(8, "step 9: the run has diverged"),
         "nine.seed0.word_order": Outcome(137, "killed"),
-        "nine.seed1.word_order": Outcome(2, "name that file with --extend"),
+        "nine.seed1.word_order": Outcome(2, "load that file with --extend"),
     }
     assert make(plan, Pretended(outcomes=ends)) == [
         "eight.seed0", "nine.seed0", "nine.seed0.word_order",
@@ -250,7 +250,7 @@ def test_a_failed_run_is_a_row_and_the_other_runs_are_made(tmp_path, corpus):
     text = table.markdown(found)
     assert "| eight.seed0 | 8 | step 9: the run has diverged |" in text
     assert "| eight | 1 of 2 |" in text
-    # A diverged run would diverge again; a killed run, or one with a missing file, is tried again.
+    # A diverged run would diverge again; a killed run, or one with a missing file, is repeated.
     assert make(plan) == ["nine.seed0.word_order", "nine.seed1.word_order"]
 
 
@@ -358,13 +358,13 @@ def test_an_invalid_study_is_one_error_that_names_the_field(tmp_path, changes, n
         ({'"data.mask_token_prob=0.9"': '"name=mine"'}, (), "remove name= and seed="),
         ({}, ("--set", "seed=7"), "remove name= and seed="),
         ({}, ("--set", "model.width=3"), "variant eight"),
-        ({}, ("--only", "ten"), "--only ten"),
-        ({}, ("--scale", "paper"), "paper()"),
-        ({}, ("--scale", "without"), "without()"),
+        ({}, ("--variant", "ten"), "--variant ten"),
+        ({}, ("--preset", "paper"), "paper()"),
+        ({}, ("--preset", "without"), "without()"),
         ({}, ("--steps", "0"), "--steps 0"),
     ],
 )
-def test_nothing_is_made_of_an_invalid_command(tmp_path, corpus, capsys, changes, options, named):
+def test_an_invalid_command_makes_no_runs(tmp_path, corpus, capsys, changes, options, named):
     path = write_study(tmp_path, changes)
     command = ["study", str(path), "--workdir", str(tmp_path / "w"), "--corpus", str(corpus)]
     try:
@@ -418,7 +418,7 @@ def test_a_dry_run_lists_the_commands_and_the_page_has_the_command_of_the_study(
     assert [line[1] for line in commands] == ["pretrain", "finetune"] * 4
     assert all("--extend" in line for line in commands)
     assert not (tmp_path / "w").exists()
-    assert main([*words, "--budget", "0s", "--json"]) == 0
+    assert main([*words, "--time-budget", "0s", "--json"]) == 0
     assert shlex.split(json.loads(capsys.readouterr().out)["command"]) == ["bert-jax", *words]
 
 
@@ -494,7 +494,7 @@ def test_rows_of_tasks_are_balanced_and_from_the_validation_split(tmp_path, corp
         assert lines[0] == "a\tb\tlabel" and len(rows) >= 20
         for (whole, _, zero), (moved, _, one) in zip(rows[::2], rows[1::2], strict=True):
             assert (zero, one) == ("0", "1") and whole != moved
-            # A bag of words sees no difference.
+            # A bag of words is equal in both forms.
             assert sorted(whole.split()) == sorted(moved.split())
         texts[path.stem] = {row[0] for row in rows[::2]}
     assert not texts["train"] & texts["dev"] or len(texts["train"] & texts["dev"]) < 5
@@ -611,7 +611,7 @@ def test_losses_on_other_validation_rows_are_named(tmp_path, corpus, monkeypatch
     assert all(f"nine and eight ({differs})" in text for text in said)
 
 
-def test_answers_to_probes_are_a_table(tmp_path, corpus):
+def test_probe_results_are_a_table(tmp_path, corpus):
     plan = planned(write_study(tmp_path, _PROBED), tmp_path / "study", corpus)
     make(plan, Pretended(outcomes={"nine.seed1.probes": Outcome(2, "no such thing")}))
     found = result.write(plan)
@@ -630,7 +630,7 @@ def test_answers_to_probes_are_a_table(tmp_path, corpus):
 
 
 def test_the_number_of_comparisons_beyond_the_spread_by_chance():
-    """Counted over all orders of as many numbers."""
+    """Counted over all orders of this many numbers."""
     for own, others in ((2, 2), (3, 2), (3, 3)):
         orders = list(itertools.permutations(range(own + others)))
         apart = sum(max(o[:own]) < min(o[own:]) or max(o[own:]) < min(o[:own]) for o in orders)
@@ -659,7 +659,7 @@ def test_a_law_recovers_the_parameters_of_its_losses():
     fitted = law.fit(n, d, true_loss(n, d) * np.exp(noise), resamples=10)
     for value, (low, high) in zip(_TRUE, fitted.intervals().values(), strict=True):
         assert low <= value <= high
-    # No other split of the same compute is better than the front.
+    # No other division of the same compute is better than the front.
     best = fitted.optimal(1e14)
     assert best is not None
     best_n, best_d = best

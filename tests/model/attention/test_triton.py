@@ -125,11 +125,11 @@ def test_jax_lowers_the_kernels_for_a_gpu(rate):
     [
         ({"device_kind": "TPU v4"}, "needs an NVIDIA GPU"),
         ({"dtype": "float32"}, "compute.dtype=bfloat16"),
-        ({"window": 128}, "both sides"),
-        ({"reads_all": False}, "all of which is read"),
-        ({"head_size": 48}, "takes heads of 16, 32, 64, 128"),
-        ({"length": 130}, "multiple of 64 tokens"),
-        ({"has_bias": True}, "adds nothing to scores"),
+        ({"window": 128}, "windows"),
+        ({"reads_all": False}, "partly read rows"),
+        ({"head_size": 48}, "16, 32, 64, 128, not 48"),
+        ({"length": 130}, "multiple of 64, not 130"),
+        ({"has_bias": True}, "choose auto or plain"),
     ],
 )
 def test_an_unsupported_need_is_named(changes, said):

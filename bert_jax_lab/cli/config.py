@@ -1,0 +1,189 @@
+"""Show configs: their fields, sequences and sharding.
+
+'list' lists the shipped configs with one line each. 'show' prints a config as JSON, as a run would
+use it. 'fields' prints the meaning and the allowed values of each field, and whether it may change
+on resume. 'sequences' prints the number of sequences per epoch of each phase, and the padding with
+and without packing. 'sharding' lists how each parameter is partitioned over devices.
+
+examples:
+  bert-jax config list
+  bert-jax config show bert_base --optimizer.learning_rate 2e-4
+  bert-jax config sequences bert_base --corpus runs/corpus
+  bert-jax config sharding bert_large --topology v5e:8x8
+"""
+
+import ast
+import dataclasses
+import json
+import re
+import textwrap
+from typing import Annotated, Literal
+
+from bert_jax.cli.corpora import Corpora, corpora
+from bert_jax.cli.options import Positional, Verb
+from bert_jax.cli.output import table
+from bert_jax.config import TrainConfig, flatten, to_dict
+from bert_jax.config.fields import REQUIRED, field_at, section, setting
+from bert_jax.config.resume import is_saved
+from bert_jax.errors import UsageError
+from bert_jax.progress import note
+
+
+@section
+class ConfigOptions(Verb):
+    what: Positional[Literal["list", "show", "fields", "sequences", "sharding"]] = setting(
+        REQUIRED, "what to show"
+    )
+    config: Positional[str | None] = setting(
+        None,
+        "CONFIG: a shipped config, a .py file that defines config(), or the config.json of a run; "
+        "not for list",
+    )
+    overrides: Annotated[tuple[str, ...], "--set"] = setting(
+        (),
+        "FIELD=VALUE: change a field, for example `model.hidden_size=256`; repeat for several. "
+        "`--model.hidden_size 256` is the same",
+    )
+    corpus: Corpora = setting(
+        (), "DIR|NAME=DIR: a directory of bert-jax prepare, or several (sequences)"
+    )
+    topology: str | None = setting(
+        None, "NAME: generation and shape of a TPU slice, for example v5e:8x8 (sharding)"
+    )
+    slices: int | None = setting(
+        None, "N: number of slices (sharding) (default: `mesh.slices` of the config)"
+    )
+    json: bool = setting(False, "print JSON objects in place of a table")
+
+
+def run(options: ConfigOptions) -> None:
+    from bert_jax import config_loader
+
+    if options.what == "list":
+        if options.config is not None:
+            raise UsageError(f"config list takes no CONFIG: write config show {options.config}")
+        return _list(options)
+    if options.config is None:
+        raise UsageError(
+            f"config {options.what} needs a CONFIG: 'bert-jax config list' lists the shipped ones"
+        )
+    resolved = config_loader.load_config(options.config, options.overrides)
+    by_noun = {"sharding": _sharding, "sequences": _sequences, "fields": _fields, "show": _show}
+    by_noun[options.what](options, resolved)
+
+
+def _list(options: ConfigOptions) -> None:
+    """Prints the name of each shipped config, and the first paragraph of its file's docstring."""
+    from bert_jax import config_loader
+
+    for name in config_loader.shipped_names():
+        file = config_loader.config_directory() / f"{name}.py"
+        docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        summary = " ".join(docstring.partition("\n\n")[0].split())
+        if options.json:
+            print(json.dumps({"config": name, "summary": summary}))
+        else:
+            print(textwrap.fill(summary, 96, initial_indent=f"{name:<22}",
+                                subsequent_indent=" " * 22))  # fmt: skip
+
+
+def _show(options: ConfigOptions, resolved: TrainConfig) -> None:
+    """Prints all fields, and a note if no other library reads the model."""
+    print(json.dumps(to_dict(resolved), indent=2))
+    from bert_jax.pretrained.export import export_warning
+
+    if warning := export_warning(resolved):
+        note(warning)
+
+
+def _fields(options: ConfigOptions, resolved: TrainConfig) -> None:
+    """Prints value, default, allowed values and meaning of each field."""
+    for path, value in flatten(resolved).items():
+        found = field_at(resolved, path)
+        if found is None:
+            continue
+        free = found.free
+        resuming = "free" if free else "fixed" if is_saved(path) else "--allow-change"
+        allowed, doc = found.allowed(), re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found.doc)
+        if options.json:
+            facts = {"field": path, "value": value, "default": to_dict(found.default)}
+            print(json.dumps(facts | {"allowed": allowed, "on_resume": resuming, "meaning": doc}))
+            continue
+        print(
+            f"{path} = {json.dumps(value)}  (on resume: {resuming}{'; ' * bool(allowed)}{allowed})"
+        )
+        print(textwrap.fill(doc, 96, initial_indent="    ", subsequent_indent="    "))
+
+
+def _sequences(options: ConfigOptions, config: TrainConfig) -> None:
+    """Prints the sequences per epoch of each phase, and their padding."""
+    from bert_jax.data.corpus.several import open_corpora
+    from bert_jax.data.pretraining.padding import padding
+
+    if (place := corpora(options.corpus)) is None:
+        raise UsageError("config sequences needs --corpus DIR, a directory of bert-jax prepare")
+    corpus = open_corpora(place)
+    if corpus.sources:
+        from bert_jax_lab.cli.sources import print_sources, sources_of
+
+        print_sources(config, sources_of(config, corpus), as_json=options.json)
+        return
+    found = [
+        (
+            phase,
+            padding(corpus.train, options=config.in_phase(i).data, phase=phase, seed=config.seed),
+        )
+        for i, phase in enumerate(config.phases)
+    ]
+    if options.json:
+        for phase, rows in found:
+            print(json.dumps({"sequence_length": phase.sequence_length, **rows._asdict()}))
+        return
+    table(
+        f"{config.name}: {config.data.sequence_format} of {place}, per epoch",
+        ("length", "rows", "padding", "packed rows", "padding"),
+        [
+            (
+                str(phase.sequence_length),
+                f"{rows.sequences:,}",
+                f"{rows.unpacked:.1%}",
+                f"{rows.packed_rows:,}",
+                f"{rows.packed:.1%}",
+            )
+            for phase, rows in found
+        ],
+    )
+    packings = dict.fromkeys(config.in_phase(i).data.packing for i in range(len(config.phases)))
+    print(f"data.packing is {', then '.join(packings)}; --set data.packing=best_fit packs rows")
+
+
+def _sharding(options: ConfigOptions, config: TrainConfig) -> None:
+    """Prints every parameter's name, shape, partition and MiB per device. Compiles nothing."""
+    from bert_jax_lab.planning import topologies
+
+    if options.topology is None:
+        raise UsageError("config sharding needs --topology, for example --topology v5e:8x8")
+    slices = config.mesh.slices if options.slices is None else options.slices
+    topology = topologies.parse(options.topology, slices=slices)
+    from bert_jax_lab.planning.param_sharding import placements
+
+    rows = placements(config, topology)
+    if options.json:
+        for row in rows:
+            print(json.dumps(dataclasses.asdict(row)))
+        return
+    table(
+        f"{config.name} on {topology.name}: {topology.devices} devices",
+        ("parameter", "shape", "partitioned over", "MiB per device"),
+        [
+            (
+                row.name,
+                " x ".join(map(str, row.shape)),
+                ", ".join(axis or "-" for axis in row.spec) or "-",
+                f"{row.bytes / 2**20:.3f}",
+            )
+            for row in rows
+        ],
+    )
+    whole = sum(row.bytes for row in rows)
+    print(f"weights {whole / 2**20:,.1f} MiB per device; Adam's two moments twice as much")
