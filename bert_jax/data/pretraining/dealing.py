@@ -1,14 +1,19 @@
 """Which rows of a batch are of which source, as a function of the step alone.
 
-The rows of a batch are cut into runs, one for each source. A source whose share of a batch is 3.2
-rows has 3 or 4 of each, and of all batches up to any step its share of their rows, give or take
-less than one. (Of three sources or more no order keeps within one row of the shares in *every* run
-of batches; Tijdeman 1980, "The chairman assignment problem".)
+The rows of a batch are cut into runs, one for each source. A source with a share of 3.2 rows of a
+batch has 3 or 4 rows in each, and in all batches up to any step it has its share of their rows,
+give or take less than one. (No order of three or more sources keeps within one row of the shares
+in *every* run of batches; Tijdeman 1980, "The chairman assignment problem".)
 
-Who has the row more is the question of a scheduler: tasks that need 0.2, 0.7, 0.1, ... of the time
-are given processors step by step. PD2 answers it so that no task is ever a whole step ahead or
+All rows of a batch of pairs come from one source, because a model that looks for the own document
+of a query learns to tell sources apart in a mixed batch (Nussbaum et al. 2024, arXiv:2402.01613).
+Whole batches are then dealt in the same way: a source has its share of the batches up to any step,
+give or take less than one.
+
+Which source has one row more is a scheduling problem: tasks that need 0.2, 0.7, 0.1, ... of the
+time are given processors step by step. PD2 solves it so that no task is ever a whole step ahead or
 behind (Srinivasan and Anderson 2002, "Optimal rate-based scheduling on multiprocessors"). Shares
-are taken as fractions, so that its answers repeat after a period, for which they are kept.
+are taken as fractions, so that the solution repeats after a period, for which it is kept.
 """
 
 from collections.abc import Sequence
@@ -22,9 +27,10 @@ _LONGEST = 4096
 class Dealing:
     """The rows of K sources in each batch of a phase."""
 
-    def __init__(self, shares: Sequence[float], rows: int):
+    def __init__(self, shares: Sequence[float], rows: int, *, one_source_per_batch: bool = False):
         """`shares` of the `rows` of a batch, in any unit; none is negative, and not all are 0."""
-        portions = np.array(shares, np.float64) / sum(shares) * rows
+        self._at_once = rows if one_source_per_batch else 1
+        portions = np.array(shares, np.float64) / sum(shares) * (rows // self._at_once)
         self._period = _period(portions)
         whole, part = np.divmod(_rounded(portions * self._period), self._period)
         steps = np.arange(self._period + 1)[:, None]
@@ -35,7 +41,7 @@ class Dealing:
         count from the beginning of the phase: int64 `[steps, K]`.
         """
         periods, steps = np.divmod(steps, self._period)
-        return periods[:, None] * self._before[-1] + self._before[steps]
+        return (periods[:, None] * self._before[-1] + self._before[steps]) * self._at_once
 
 
 def _period(portions: np.ndarray) -> int:

@@ -1,8 +1,8 @@
 """The rows of several sources in the batches of one phase.
 
-The rows of a batch are those of the first source, then those of the second, and so on
-(dealing.py). To ask each of 200 sources for one row would take longer than to read the batch, so
-the rows of several steps are planned together, and kept for these.
+A batch has the rows of the first source, then the rows of the second, and so on (dealing.py). To
+ask each of 200 sources for one row would take longer than to read the batch. Therefore the rows of
+several steps are planned together and kept for these steps.
 """
 
 from collections.abc import Sequence
@@ -26,9 +26,8 @@ _APART = 1 << 40
 class Mixture:
     """The planned rows of a batch, as a function of its step. Safe to use from several threads."""
 
-    def __init__(self, streams: Sequence[Stream], *, shares: Sequence[float], phase: PhaseConfig):
-        self._streams, self._phase = streams, phase
-        self._dealing = Dealing(shares, phase.global_batch_size)
+    def __init__(self, streams: Sequence[Stream], *, dealing: Dealing, phase: PhaseConfig):
+        self._streams, self._phase, self._dealing = streams, phase, dealing
         self._runs = EpochCache(self._plan, keep=_KEPT)
 
     def rows_before(self, step: int) -> np.ndarray:
