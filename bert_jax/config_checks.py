@@ -229,9 +229,10 @@ def _objective_problems(config: TrainConfig) -> Problems:
             yield "optimizer.z_loss", f"is {z_loss}, which a task does not read"
         return
     yield from _prefixed("data.", _without_effect(data))
-    # [CLS], and one [SEP] per segment.
+    # [CLS], and one [SEP] per segment. The texts of a pair are separate sequences.
     segments = config.model.type_vocab_size
-    if segments < 2 and data.rows in ROWS and ROWS[data.rows].num_special > 2:
+    has_pairs = data.rows in ROWS and ROWS[data.rows].texts > 1
+    if segments < 2 and data.rows in ROWS and ROWS[data.rows].num_special > 2 and not has_pairs:
         yield "model.type_vocab_size", f"is {segments}; rows of {data.rows} need 2 segments"
     # An objective imports JAX: it is used only if it may have a problem.
     is_default = objective == TrainConfig.objective and data.rows == DataConfig.rows

@@ -182,6 +182,11 @@ def test_impossible_settings_are_refused(field, changes):
         config_of(**changes)
 
 
+def test_a_model_without_segments_learns_from_pairs():
+    config = config_of(model=dataclasses.replace(MODEL, type_vocab_size=0))
+    assert config.head.parts == ("embedding",)
+
+
 def test_the_section_needs_the_objective():
     config = TrainConfig(embedding=EmbeddingConfig(dims=(8,)))
     with pytest.raises(UsageError, match="embedding is set"):
