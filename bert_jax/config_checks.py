@@ -261,6 +261,8 @@ def _embedding_problems(config: TrainConfig) -> Problems:
         if options != EmbeddingConfig():
             yield "embedding", "is set, but head.parts has no embedding (objective contrastive)"
         return
+    if config.optimizer.z_loss:
+        yield "optimizer.z_loss", f"is {config.optimizer.z_loss}, which no loss of vectors reads"
     width = model.hidden_size
     if (
         list(options.dims) != sorted({*options.dims}, reverse=True)

@@ -14,6 +14,7 @@ from bert_jax.config import (
     EmbeddingConfig,
     InfoNCE,
     ModelConfig,
+    OptimizerConfig,
     PhaseConfig,
     TrainConfig,
 )
@@ -163,6 +164,7 @@ def test_memory_does_not_follow_the_batch():
     [
         ("embedding.dims", {"embedding": EmbeddingConfig(dims=(8, 16))}),
         ("embedding.dims", {"embedding": EmbeddingConfig(dims=(32,))}),
+        ("optimizer.z_loss", {"optimizer": OptimizerConfig(z_loss=1e-4)}),
         ("embedding.query_prompt", {"embedding": EmbeddingConfig(query_prompt="query: ")}),
         ("data.rows", {"data": DataConfig(rows="documents")}),
         (

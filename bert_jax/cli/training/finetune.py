@@ -29,12 +29,13 @@ class TaskRowsOptions(TableFormat):
     data: str | None = setting(
         None, "DIR|ADDRESS: a folder of GLUE's files, `tfds:glue/NAME` or `tfds:squad/NAME`"
     )
-    train: str | None = setting(
-        None,
-        "FILE|ADDRESS: the training rows of text, ner, squad, squad2 or a task of your own; for"
-        " text .tsv, .csv, .jsonl, .parquet or .arrow files, packed or not, here or at "
-        "`hf:OWNER/NAME`, gs://... or another [address](data.md#addresses), or "
-        "`tfds:NAME[:SPLIT]`",
+    train: tuple[str, ...] = setting(
+        (),
+        "FILE|ADDRESS: the training rows of text, pairs, similarity, ner, squad, squad2 or a task "
+        "of your own; for text and pairs .tsv, .csv, .jsonl, .parquet or .arrow files, packed or "
+        "not, here or at `hf:OWNER/NAME`, gs://... or another [address](data.md#addresses), or "
+        "`tfds:NAME[:SPLIT]`; repeat for several files of pairs: each batch has rows of one file, "
+        "with the shares of `data.source_weights`",
     )
     dev: str | None = setting(
         None,
@@ -46,8 +47,10 @@ class TaskRowsOptions(TableFormat):
         "COLUMN: the column that holds the text; give it twice for a pair. For ner with "
         "--columns: the column of the words",
     )
-    label: str = setting(
-        "label", "COLUMN: the column that holds the label, for ner with --columns the tag"
+    label: str | None = setting(
+        None,
+        "COLUMN: the column that holds the label, for ner with --columns the tag, for pairs a list "
+        "of scores of a teacher, one for each document (default: label; for pairs no column)",
     )
     query_prompt: str = setting("", "TEXT: for pairs and similarity: put before each first text")
     document_prompt: str = setting("", "TEXT: for pairs and similarity: put before the other texts")
@@ -101,7 +104,8 @@ class FinetuneOptions(FromCheckpoint, TaskRowsOptions, TrainingOptions):
         (),
         "FIELD=VALUE: change a field of the run's config, such as "
         "`model.hidden_dropout_prob=0`; repeat for several. Refused are fields that only "
-        "pre-training has (`data.*`, `objective`, `evaluation.num_examples`), those of the "
+        "pre-training has (`data.*` except for the shares of sources, `objective`, "
+        "`evaluation.num_examples`), those of the "
         "checkpoint or the task (`model.*` but dropout and `initializer_range`, `head.*`, "
         "`name`), and those that have an option here (`seed`, `optimizer.learning_rate`, "
         "`phases`)",
@@ -149,7 +153,9 @@ def _spec(options: FinetuneOptions) -> Any:
         wanted = f"takes --text COLUMN {times}"
         raise UsageError(f"--task {name} {wanted if most else 'has no --text COLUMN'}")
     if most:
-        changes |= {"text_columns": options.text, "label_column": options.label}
+        changes |= {"text_columns": options.text}
+        if options.label is not None:
+            changes |= {"label_column": options.label}
     elif given := [name for name in ("columns", "delimiter", "quoting") if getattr(options, name)]:
         raise UsageError(f"--task {spec.name} has no --{given[0]}: its files have one format")
     if options.regression:

@@ -51,6 +51,8 @@ class TextRow:
     label: str | None
     # What the file calls the row: the number of the row from 0, unless it has an id column.
     id: str
+    # The name of the file, for a task that keeps the rows of several files apart.
+    source: str = ""
 
 
 def text_row(given: Any, *, number: int, columns: Sequence[str] = ()) -> TextRow:
@@ -84,7 +86,7 @@ def read_rows(
 
     `header` names the columns of a table whose first line does not. `label_column` None reads no
     label, and also plain text, with a text (or a pair and a tab) in each line. A row whose label is
-    null, empty or "-" is left out, with a note. With
+    null, empty or "-" is left out, with a note. A label may be a list of numbers. With
     `reading.skips_records`, rows that cannot be read are left out, with a note. Raises UsageError
     that names file, row and column.
     """
@@ -105,7 +107,10 @@ def read_rows(
         if label_column is not None and values[label_column] is None:
             values[label_column] = ""
         try:
-            texts = {name: _text(row.location, name, value) for name, value in values.items()}
+            texts = {
+                name: _text(row.location, name, value, takes_list=name == label_column)
+                for name, value in values.items()
+            }
         except UsageError as error:
             records.refuse(error)
             continue
@@ -196,9 +201,10 @@ def _with_text(source: str, found: list[TextRow], *, is_predicted: bool) -> list
     return found if is_predicted else [row for row in found if any(map(str.strip, row.texts))]
 
 
-def _text(location: str, column: str, value: Any) -> str:
-    """Returns a cell as text; numbers and truth values as JSON writes them."""
-    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+def _text(location: str, column: str, value: Any, *, takes_list: bool) -> str:
+    """Returns a cell as text; numbers, truth values and lists of numbers as JSON writes them."""
+    values = value if takes_list and isinstance(value, list) else [value]
+    if all(isinstance(v, int) or (isinstance(v, float) and math.isfinite(v)) for v in values):
         return json.dumps(value)
     if not isinstance(value, str):
         found = "null" if value is None else brief(value)
