@@ -1,8 +1,7 @@
 """An embedding model from raw text: minutes on two CPU cores, after modern_tiny_cpu.
 
-    bert-jax pretrain modern_tiny_cpu --corpus runs/corpus --workdir runs/first
-    bert-jax pretrain embed_crops_cpu --corpus runs/corpus --workdir runs/embedder \\
-        --init-from runs/first
+bert-jax pretrain modern_tiny_cpu --corpus runs/corpus --workdir runs/first
+bert-jax pretrain embed_crops_cpu --corpus runs/corpus --workdir runs/crops --init-from runs/first
 
 The pairs are Contriever's: two random crops of a passage (Izacard et al. 2022, arXiv:2112.09118),
 without the momentum encoder, because all negatives are in the batch. An evaluation looks for each
