@@ -231,13 +231,10 @@ def _objective_problems(config: TrainConfig) -> Problems:
             yield "optimizer.z_loss", f"is {z_loss}, which a task ignores; set it to 0"
         return
     yield from _prefixed("data.", _without_effect(data))
-    # [CLS], and one [SEP] per segment.
+    # [CLS], and one [SEP] per segment. The texts of a pair are separate sequences.
     segments = config.model.type_vocab_size
-    if (
-        segments < 2
-        and data.sequence_format in SEQUENCE_FORMATS
-        and SEQUENCE_FORMATS[data.sequence_format].num_special > 2
-    ):
+    format_ = SEQUENCE_FORMATS[name] if (name := data.sequence_format) in SEQUENCE_FORMATS else None
+    if segments < 2 and format_ and format_.num_special > 2 and format_.texts == 1:
         yield (
             "model.type_vocab_size",
             f"is {segments}; rows of {data.sequence_format} need 2 segments",
@@ -278,6 +275,8 @@ def _embedding_problems(config: TrainConfig) -> Problems:
         if options != EmbeddingConfig():
             yield "embedding", "is set, but head.parts has no embedding (objective contrastive)"
         return
+    if config.optimizer.z_loss:
+        yield "optimizer.z_loss", f"is {config.optimizer.z_loss}, which no loss of vectors reads"
     width = model.hidden_size
     if (
         list(options.dims) != sorted({*options.dims}, reverse=True)

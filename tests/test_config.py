@@ -171,6 +171,14 @@ def test_shipped_configs_load(name):
     assert not [*mask_warnings(config)]
 
 
+def test_evaluations_of_vectors_take_at_most_a_tenth_of_the_time():
+    """A held-out row costs at most half of a row of an update: no backward pass."""
+    found = [config_loader.load_config(name) for name in config_loader.shipped_names()]
+    for config in (config for config in found if config.objective == "contrastive"):
+        rows = config.evaluation.every_steps * config.phases[0].global_batch_size
+        assert config.evaluation.num_examples / 2 <= 0.1 * rows, config.name
+
+
 def test_base_and_large_are_the_published_recipe():
     base, large = config_loader.load_config("bert_base"), config_loader.load_config("bert_large")
     assert base.model == ModelConfig()

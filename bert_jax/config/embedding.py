@@ -12,8 +12,10 @@ class PairLoss(Kind, table=PAIR_LOSSES):
 
     default_kind = "info_nce"
 
-    # Whether the scores of a file are read: one for each document, or one for the pair.
+    # Whether the loss reads scores: one for each document, or one for the pair.
     needs_scores: ClassVar[bool] = False
+    # Whether the loss compares the documents of one query only.
+    needs_negatives: ClassVar[bool] = False
 
     def mean(self, texts: Any) -> tuple[Any, Any]:
         """Returns the loss of a batch, and the share of its examples that are right: two float32

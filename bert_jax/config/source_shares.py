@@ -57,8 +57,7 @@ def shares(options: DataConfig, tokens: Mapping[str, int]) -> list[float]:
     if named and (len(tokens) < 2 or named.keys() != tokens.keys()):
         raise UsageError(
             f"data.source_weights is {brief(options.source_weights)}, but the sources are "
-            f"{some(tokens)}; name several `corpus`, each as NAME=DIR, and give each a weight (0 "
-            "leaves a source out)"
+            f"{some(tokens)}; name several sources, and give each a weight (0 leaves a source out)"
         )
     if named:
         each = [named[name] for name in tokens]

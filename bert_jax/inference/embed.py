@@ -135,6 +135,9 @@ def vectors_of(
     dims = recipe.dims if dims is None else dims
     if dims is not None and not 1 <= dims <= width:
         raise UsageError(f"`dims` {dims}: the vectors have {width} columns")
+    if dims and recipe.trained_dims and dims not in recipe.trained_dims:
+        known = ", ".join(map(str, recipe.trained_dims))
+        note_once(f"`dims` {dims}: the run trained vectors of {known} columns (embedding.dims)")
     limit = checkpoint.config.model.max_position_embeddings
     length = min(recipe.length or limit, limit) if length is None else length
     if length > limit:
@@ -170,10 +173,9 @@ def vectors_of(
     return arrays
 
 
-def prompt_name(checkpoint: LoadedCheckpoint, names: Sequence[str]) -> str | None:
-    """Returns the first of `names` that the checkpoint has as a prompt, or None."""
-    recipe = _recipe_of(checkpoint, is_own=False, pooling=None, normalize=None)
-    return next((name for name in names if name in recipe.prompts), None)
+def recipe_of(checkpoint: LoadedCheckpoint) -> EmbeddingRecipe:
+    """Returns the recipe of the checkpoint's directory or run."""
+    return _recipe_of(checkpoint, is_own=False, pooling=None, normalize=None)
 
 
 def _layer_number(layer: int, depth: int) -> int:

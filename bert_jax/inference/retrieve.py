@@ -1,4 +1,4 @@
-"""Search: the documents that are nearest to queries by cosine, or by BM25.
+"""Search: the documents that are nearest to queries by similarity, or by BM25.
 
 Dims: Q queries, N documents, W width of a vector, K documents that are kept of each query.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.inference.embed import forward_of, prompt_name, vectors_of
+from bert_jax.inference.embed import forward_of, recipe_of, vectors_of
 from bert_jax.model.sharding import AXES
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import Progress
@@ -38,13 +38,15 @@ def text_vectors(
     prompts: Sequence[str] = (),
     length: int | None = None,
 ) -> np.ndarray:
-    """Returns vectors of length 1, float32 `[N, W]`, as `embed.vectors_of` makes them.
+    """Returns vectors with dot products that are the model's similarities, float32 `[N, W]`: of
+    length 1, unless the similarity of the model is the dot product.
 
     `prompts` are names: the first that the checkpoint has is the name of the prompt before each
     text. Texts of similar length share a batch. Encodes on all devices of the checkpoint.
     """
     tokenizer, forward = load_tokenizer(checkpoint.tokenizer), forward_of(checkpoint, (-1,))
-    prompt = prompt_name(checkpoint, prompts)
+    recipe = recipe_of(checkpoint)
+    prompt = next((name for name in prompts if name in recipe.prompts), None)
     order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
     found: list[np.ndarray] = []
     for start in range(0, len(texts), _TEXTS):
@@ -53,7 +55,7 @@ def text_vectors(
             tokenizer,
             [texts[number] for number in order[start : start + _TEXTS]],
             length=length,
-            normalize=True,
+            normalize=None if recipe.similarity == "dot" else True,
             prompt=prompt,
             forward=forward,
         )

@@ -69,22 +69,31 @@ class EmbeddingRecipe:
     # The prompts by name, and the default prompt before every text.
     prompts: Mapping[str, str] = field(default_factory=dict)
     prompt: str = ""
+    # Whether the tokens of a prompt are pooled with the text.
+    pools_prompt: bool = True
     pooling: str = "mean"
     steps: tuple[tuple[str, Step], ...] = ()
     # The columns of an embedding that are used; None: all.
     dims: int | None = None
+    # The numbers of columns that were trained; None if they are unknown.
+    trained_dims: tuple[int, ...] | None = None
+    similarity: str = "cosine"
 
     def with_prompt(self, name: str | None) -> Self:
         """Returns the recipe with the prompt of that name before every text; None changes nothing.
 
-        Raises UsageError, which lists the available names.
+        Raises UsageError, which lists the available names, and for a prompt that is not pooled.
         """
-        if name is None:
-            return self
-        if name not in self.prompts:
+        if name is not None and name not in self.prompts:
             known = ", ".join(self.prompts) or "none"
             raise UsageError(f"`prompt` {name}: the model has the prompts: {known}")
-        return dataclasses.replace(self, prompt=self.prompts[name])
+        prompt = self.prompt if name is None else self.prompts[name]
+        if prompt and not self.pools_prompt:
+            raise UsageError(
+                f"include_prompt is false in {_FOLDER}/config.json: pooling without the tokens of "
+                f"the prompt {prompt!r} is not supported"
+            )
+        return dataclasses.replace(self, prompt=prompt)
 
     def described(self) -> str:
         """Returns a description of the recipe."""
@@ -113,6 +122,8 @@ def recipe_of_run(config: TrainConfig) -> EmbeddingRecipe | None:
         prompts=prompts if any(prompts.values()) else {},
         pooling=config.head.pooling,
         steps=(NORMALIZE,) * (options.similarity == "cosine"),
+        trained_dims=(config.model.hidden_size, *options.dims),
+        similarity=options.similarity,
     )
 
 
@@ -180,6 +191,7 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
     prompts, prompt = _prompts(directory)
     recipe = EmbeddingRecipe(
         dims=_dims(directory),
+        similarity=str(_settings(directory).get("similarity_fn_name") or "cosine"),
         length=length or _tokenizer_length(encoder),
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
@@ -187,10 +199,11 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
     )
     if encoder_only:
         return recipe
-    pooling, steps = "", []
+    pooling, steps, pools_prompt = "", [], True
     for kind, folder in _stages(directory)[1:]:
         if kind == "Pooling" and not pooling:
-            pooling = _pooling(folder / "config.json", prompt)
+            path = folder / "config.json"
+            pooling, pools_prompt = _pooling(path), _json(path).get("include_prompt") is not False
         elif kind == "Normalize" and pooling:
             _require_vectors(folder / "config.json")
             steps.append(NORMALIZE)
@@ -205,7 +218,9 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
             )
     if not pooling:
         raise UsageError(f"{directory / MODULES} has no Pooling; name one with `pooling`")
-    return dataclasses.replace(recipe, pooling=pooling, steps=tuple(steps))
+    return dataclasses.replace(
+        recipe, pooling=pooling, steps=tuple(steps), pools_prompt=pools_prompt
+    )
 
 
 def _stages(directory: Path) -> list[tuple[str, Path]]:
@@ -228,10 +243,14 @@ def _json(path: Path) -> dict[str, Any]:
     return name_map.read_json(path, hint=_HINT)
 
 
+def _settings(directory: Path) -> dict[str, Any]:
+    path = directory / _SETTINGS
+    return _json(path) if path.is_file() else {}
+
+
 def _prompts(directory: Path) -> tuple[dict[str, str], str]:
     """Returns the prompts by name, and the default prompt ("" for none)."""
-    path = directory / _SETTINGS
-    settings = _json(path) if path.is_file() else {}
+    path, settings = directory / _SETTINGS, _settings(directory)
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
     is_table = isinstance(prompts, dict) and all(isinstance(p, str) for p in prompts.values())
     if not is_table:
@@ -245,9 +264,9 @@ def _prompts(directory: Path) -> tuple[dict[str, str], str]:
 
 def _dims(directory: Path) -> int | None:
     """Returns the columns that `encode` keeps of each vector; None for all."""
-    path = directory / _SETTINGS
-    dims = _json(path).get("truncate_dim") if path.is_file() else None
+    dims = _settings(directory).get("truncate_dim")
     if dims is not None and (type(dims) is not int or dims < 1):
+        path = directory / _SETTINGS
         raise UsageError(f"{path}: truncate_dim is {brief(dims)}; expected a positive integer")
     return dims
 
@@ -261,7 +280,7 @@ def _tokenizer_length(encoder: Path) -> int | None:
     return int(length) if 2 < length < 1e9 else None
 
 
-def _pooling(path: Path, prompt: str) -> str:
+def _pooling(path: Path) -> str:
     settings = _json(path)
     modes = settings.get("pooling_mode")
     if modes is None:
@@ -269,8 +288,6 @@ def _pooling(path: Path, prompt: str) -> str:
     mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
     if mode not in list(POOLINGS):
         raise UsageError(f"{path}: pooling_mode {brief(mode)} is not one of {', '.join(POOLINGS)}")
-    if prompt and settings.get("include_prompt") is False:
-        raise UsageError(f"{path}: include_prompt is false, which is not supported")
     return mode
 
 

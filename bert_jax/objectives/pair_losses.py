@@ -268,7 +268,7 @@ class MarginMSE(PairLoss, kind="margin_mse"):
     negatives, against those of a teacher (Hofstätter et al. 2020, arXiv:2010.02666; MarginMSELoss).
     """
 
-    needs_scores = True
+    needs_scores = needs_negatives = True
 
     def mean(self, texts: Texts) -> Mean:
         own_NC, scores_NC = texts.own(), texts.scores_NC
@@ -284,7 +284,7 @@ class KullbackLeibler(PairLoss, kind="kl"):
     (DistillKLDivLoss).
     """
 
-    needs_scores = True
+    needs_scores = needs_negatives = True
 
     temperature: Positive = setting(1.0, "Similarities and scores are divided by it.")
 

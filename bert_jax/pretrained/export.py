@@ -67,8 +67,11 @@ def export_checkpoint(
         foreign = Foreign(model, head, loaded.params, loaded.step, (), loaded.tokenizer)
         library = "transformers"
         recipe = _recipe(config, pooling, normalize=normalize, length=length)
-        if to == "tf1":
-            recipe = None
+        if recipe is not None and to == "tf1":
+            raise UsageError(
+                f"{source} makes vectors of texts, and a TF1 checkpoint has no place for their "
+                "pooling and prompts; export with `format` hf"
+            )
         if recipe is not None:
             library = "sentence-transformers"
         elif (hub.located(source) / sentence_transformers.MODULES).is_file():

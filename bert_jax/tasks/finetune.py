@@ -5,6 +5,7 @@ settings, rows and initial parameters.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import time
@@ -21,7 +22,8 @@ from jax.sharding import Mesh
 from bert_jax import strict_json
 from bert_jax.config import TrainConfig, flatten
 from bert_jax.config.resume import Change, differences
-from bert_jax.data.tasks.encode_rows import Batches, Features, training_rows
+from bert_jax.config.source_shares import shares
+from bert_jax.data.tasks.encode_rows import Batches, Features, rows_of_steps
 from bert_jax.data.tasks.packing import PackedBatches
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import NonFinite, UsageError
@@ -182,10 +184,9 @@ class FineTuning(TrainingJob):
         return state.to_mesh(self.mesh, shard_weights=sharded)
 
     def batches(self, phase: int, start: int, stop: int) -> Iterator[dict[str, jax.Array]]:
-        size = self.config.phases[phase].global_batch_size
+        rows = _rows_of_steps(self.data, self.config)
         for step in range(start, stop):
-            chosen = training_rows(step, rows=self._rows, batch_size=size, seed=self.config.seed)
-            yield device_feed.whole_to_global(self._batches(chosen), mesh=self.mesh)
+            yield device_feed.whole_to_global(self._batches(rows(step)), mesh=self.mesh)
 
     def evaluation(self, phase: int, params: Any) -> "TaskEvaluation":
         return TaskEvaluation(self.config, self.data, output=self._task_objective.output)
@@ -250,6 +251,15 @@ def training_batches(
     return PackedBatches(features, size=size, multiple=multiple)
 
 
+def _rows_of_steps(data: TaskData, config: TrainConfig) -> Callable[[int], np.ndarray]:
+    return rows_of_steps(
+        data.row_sources,
+        shares=functools.partial(shares, config.data),
+        batch_size=config.phases[0].global_batch_size,
+        seed=config.seed,
+    )
+
+
 def _rates(config: TrainConfig, settings: Settings) -> Any:
     """Returns the factor of the learning rate for each parameter."""
     return layer_rates(
@@ -277,12 +287,9 @@ def _demand(settings: Settings, data: TaskData, mesh: Mesh) -> Demand:
     """Returns the programs of a run for the largest of the batches that are searched."""
 
     def training(config: TrainConfig, phase: int) -> Any:
-        features, size = data.train.encoded.features, config.phases[phase].global_batch_size
-        batches = training_batches(features, config, mesh)
+        batches = training_batches(data.train.encoded.features, config, mesh)
         steps = range(min(config.total_steps, _BATCHES_LOOKED_AT))
-        rows = [
-            training_rows(s, rows=len(features), batch_size=size, seed=config.seed) for s in steps
-        ]
+        rows = map(_rows_of_steps(data, config), steps)
         largest = max(map(batches, rows), key=lambda batch: batch["input_ids"].size)
         return lower_train_step(
             config,

@@ -82,7 +82,7 @@ def _read(task: Task, sources: Sources) -> Splits:
         raise UsageError(
             f"`task` {name} needs `data`: a folder of GLUE's files, or tfds:glue/{name}"
         )
-    if sources.train is not None or sources.dev is not None:
+    if sources.train or sources.dev is not None:
         raise UsageError(f"`task` {name} reads its rows from `data`; remove `train` and `dev`")
     glue, data, reading = TASKS[name], sources.data, sources.reading
     train = read_split(glue, data, "train.tsv", "train", reading)

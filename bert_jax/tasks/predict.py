@@ -59,6 +59,7 @@ class Predictor:
         """Returns a prediction record for each row, in the format of the task's kind."""
         config = self._source.config
         task = task_of(self.spec)
+        task.similarity = config.embedding.similarity
         length = config.phases[0].sequence_length
         encoded = task.encode(rows, self._tokenizer, length=length, labelled=False)
         note_unknown_ids(encoded.features.input_ids, self._tokenizer.special)

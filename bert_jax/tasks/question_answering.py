@@ -231,7 +231,7 @@ def _read(task: Task, sources: Sources) -> Splits:
         return read_files(task, sources)
     if not sources.data.startswith("tfds:"):
         raise UsageError(f"`data` {sources.data}: use `train` and `dev`, or tfds:squad/...")
-    if sources.train is not None or sources.dev is not None:
+    if sources.train or sources.dev is not None:
         raise UsageError(f"`data` {sources.data} has all rows; leave out `train` and `dev`")
     dev = dataclasses.replace(sources.reading, splits=HELD_OUT)
     train = read_questions(sources.data, reading=sources.reading)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from jax.sharding import Mesh
 from bert_jax import config_loader
 from bert_jax.config import (
     CheckpointConfig,
+    DataConfig,
     EvaluationConfig,
     ModelConfig,
     OptimizerConfig,
@@ -18,6 +20,7 @@ from bert_jax.config import (
     TrainConfig,
     flatten,
 )
+from bert_jax.config.fields import fields_of
 from bert_jax.config.model import TRAINING_FIELDS
 from bert_jax.config.resume import differences, is_within
 from bert_jax.config_checks import validate
@@ -41,11 +44,15 @@ from bert_jax.workdir.lock import only_trainer
 WARMUP = 0.1
 # Prefix of the folder of each restart, in the folder of the run.
 RESTART = "restart-"
+# The largest share of the time of a run of pairs that its evaluations take.
+_EVALUATION_SHARE = 0.1
 # The fewest tokens per row that validate() accepts.
 _SHORTEST = 8
 # Added to the seed for each restart; other runs do not use these seeds.
 _NEXT_SEED = 1000
 
+# Options of `data` that a task with several training files has.
+_MIXING = ("source_weights", "source_temperature")
 _PRETRAINING = "only pre-training has this option; remove it"
 _TASK = "the task sets it; remove the override"
 # Fields that `overrides` cannot change, and the fix. A section means all of its options.
@@ -56,7 +63,7 @@ _NOT_HERE = {
     "model": "the checkpoint decides the model, except for dropout, initializer_range and "
     "classifier_pooling",
     "head": _TASK,
-    "data": _PRETRAINING,
+    **{f"data.{name}": _PRETRAINING for name in fields_of(DataConfig) if name not in _MIXING},
     "embedding.query_prompt": "use `query_prompt`",
     "embedding.document_prompt": "use `document_prompt`",
     "phases": "use `length`, `batch_size` and `epochs`",
@@ -139,7 +146,11 @@ def _name(run: Settings) -> str:
 def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainConfig:
     rows = len(data.train.encoded.features)
     steps = max(1, int(rows * run.epochs / run.batch_size))
-    an_epoch = max(1, rows // run.batch_size)
+    every = max(1, rows // run.batch_size)
+    if data.task.one_source_per_batch:
+        # Retrieval is scored on any number of rows. A row costs at most half of a row of an update.
+        held_out = sum(len(split.rows) for split in data.dev.values())
+        every = max(every, math.ceil(held_out / 2 / run.batch_size / _EVALUATION_SHARE))
     config = TrainConfig(
         name=data.task.spec.name,
         seed=run.seed,
@@ -159,8 +170,8 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
                 max_predictions=1,
             ),
         ),
-        evaluation=EvaluationConfig(every_steps=an_epoch, batch_size=64),
-        checkpoint=CheckpointConfig(every_steps=an_epoch, keep_last=1),
+        evaluation=EvaluationConfig(every_steps=every, batch_size=64),
+        checkpoint=CheckpointConfig(every_steps=every, keep_last=1),
         log_every_steps=max(1, steps // 200),
     )
     changed = config_loader.override(config, list(run.overrides))
@@ -170,7 +181,9 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
             is_free = is_within(path, [f"model.{name}" for name in TRAINING_FIELDS])
             if is_within(path, [section]) and not is_free:
                 raise UsageError(f"override {path}: {reason}")
-    return validate(changed)
+    dev = {name: split.rows for name, split in data.dev.items()}
+    data.task.check(validate(changed), data.train.rows, dev)
+    return changed
 
 
 def _with_restarts(

@@ -7,13 +7,14 @@ name and a source of rows. The loop, evaluation and prediction use only the meth
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bert_jax.config import EmbeddingConfig, HeadConfig
+from bert_jax.config import EmbeddingConfig, HeadConfig, TrainConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.sources.stream import HELD_OUT, SourceOptions
 from bert_jax.data.tasks.encode_rows import Features
@@ -39,8 +40,9 @@ class TaskSpec:
     kind: str
     # For classification and tagging, in the order of the model's outputs.
     labels: tuple[str, ...] = ()
-    # One or two columns of a table, and the column of the label. For tagging: the columns of word
-    # and tag, and the names of all columns if lines have more than two.
+    # One or two columns of a table, and the column of the label; for pairs the column of the
+    # teacher scores, or "". For tagging: the columns of word and tag, and the names of all columns
+    # if lines have more than two.
     text_columns: tuple[str, ...] = ()
     label_column: str = "label"
     line_columns: tuple[str, ...] = ()
@@ -88,11 +90,11 @@ class Sources:
     """The place of a task's rows: a folder or `tfds:` address of all splits, or two files or
     addresses.
 
-    Each may be given as a `str` or a `Path`.
+    Each may be given as a `str` or a `Path`; `train` of a task of pairs also as several.
     """
 
     data: str | None = None
-    train: str | None = None
+    train: str | Path | Sequence[str | Path] = ()
     dev: str | None = None
     # The number of training rows to use, from the first; None uses all.
     train_rows: int | None = None
@@ -101,11 +103,18 @@ class Sources:
     reading: SourceOptions = field(default_factory=SourceOptions)
 
     def __post_init__(self) -> None:
-        for name in ("data", "train", "dev"):
+        for name in ("data", "dev"):
             if (place := getattr(self, name)) is not None:
                 object.__setattr__(self, name, str(place))
+        object.__setattr__(self, "train", self.files)
         if self.train_rows is not None and self.train_rows < 1:
             raise UsageError(f"`train_rows` {self.train_rows}: must be at least 1")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The training files."""
+        given = (self.train,) if isinstance(self.train, str | Path) else self.train
+        return tuple(map(str, given))
 
 
 class Task:
@@ -121,9 +130,13 @@ class Task:
     has_columns = False
     # Whether its scores are already in percent.
     has_percent_scores = False
+    # Whether a batch needs rows of one source, so that each of several training files is a source.
+    one_source_per_batch = False
 
     # How its files are read, in addition to the spec.
     reading = SourceOptions()
+    # The similarity of the run's vectors (`embedding.similarity`).
+    similarity = "cosine"
 
     def __init__(self, spec: TaskSpec):
         self.spec = spec
@@ -167,6 +180,15 @@ class Task:
     def usable(self, train: list[Any]) -> list[Any]:
         """Returns the training rows that have a usable label."""
         return train
+
+    def group(self, row: Any) -> Any:
+        """Returns what rows have in common that are held out together; None for no group."""
+        return getattr(row, "context", None)
+
+    def check(
+        self, config: TrainConfig, train: Sequence[Any], dev: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """Raises UsageError for a config that the rows are not fit for."""
 
     def head(self) -> HeadConfig:
         """Returns the parts of the model that the task needs."""
@@ -226,32 +248,45 @@ def read_files(task: Task, sources: Sources) -> Splits:
     name = task.spec.name
     if sources.data is not None:
         raise UsageError(f"`task` {name}: use `train` FILE and `dev` FILE instead of `data`")
-    if sources.train is None:
+    files = sources.files
+    if not files:
         raise UsageError(f"`task` {name} needs `train` FILE and, optionally, `dev` FILE")
-    train = task.read(sources.train)
+    if len(files) > 1 and not task.one_source_per_batch:
+        raise UsageError(
+            f"`task` {name} takes one `train`: name a folder or a glob for several files"
+        )
+    train = [row for file in files for row in task.read(file)]
+    if len(files) > 1 and len({row.source for row in train}) < len(files):
+        raise UsageError(f"`train` {', '.join(files)}: two files have one name; rename one")
     if sources.dev is not None:
         # A data set with splits has both.
         task.reading = replace(task.reading, splits=HELD_OUT)
         return train, {"dev": task.read(sources.dev)}
-    kept, held_out = hold_out(train, seed=sources.seed)
+    kept, held_out = hold_out(train, seed=sources.seed, group=task.group)
     note(
-        f"no `dev`: holding out {len(held_out):,} of the {len(train):,} rows of {sources.train} "
+        f"no `dev`: holding out {len(held_out):,} of the {len(train):,} rows of {', '.join(files)} "
         f"for evaluation, chosen by seed {sources.seed}"
     )
     return kept, {"dev": held_out}
 
 
-def hold_out(rows: list[Any], *, seed: int) -> tuple[list[Any], list[Any]]:
+def hold_out(
+    rows: list[Any], *, seed: int, group: Callable[[Any], Any]
+) -> tuple[list[Any], list[Any]]:
     """Returns nine tenths of the rows and the remaining tenth, each in the original order.
 
-    Questions about one paragraph stay together. Raises UsageError if one part would be empty.
+    The rows of a group, such as questions about one paragraph, stay together. Raises UsageError if
+    one part would be empty.
     """
-    of = [getattr(row, "context", number) for number, row in enumerate(rows)]
+    of = [(number,) if g is None else g for number, g in enumerate(map(group, rows))]
     groups = {group: number for number, group in enumerate(dict.fromkeys(of))}
     places = counter_rng.permute(np.arange(len(groups)), len(groups), counter_rng.derive(seed))
     is_held = [bool(places[groups[group]] < len(groups) // 10) for group in of]
     if not any(is_held):
-        raise UsageError(f"`dev`: {len(groups)} rows are too few to hold out a tenth; name a file")
+        what = "rows" if len(groups) == len(rows) else "different questions or queries"
+        raise UsageError(
+            f"`dev`: {len(groups)} {what} are too few to hold out a tenth; name a file"
+        )
     kept = [row for row, held in zip(rows, is_held, strict=True) if not held]
     return kept, [row for row, held in zip(rows, is_held, strict=True) if held]
 

@@ -35,13 +35,22 @@ class TaskData:
     fingerprint: str
     sources: tuple[str, ...] = ()
 
+    @property
+    def row_sources(self) -> list[str]:
+        """The name of the source of each row of training features; all are equal for a task that
+        mixes its files.
+        """
+        if self.task.one_source_per_batch:
+            return [row.source for row in self.train.rows]
+        return [""] * len(self.train.encoded.features)
+
 
 def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length: int) -> TaskData:
     """Reads and encodes every split. Raises UsageError that names file, line and field."""
     train, dev = TASKS[spec.name].read(task_of(spec, reading=sources.reading), sources)
     # All labels in the training file, including rows that are held out or skipped.
     of_file = list(train)
-    if sources.train is not None and sources.dev is None:
+    if sources.train and sources.dev is None:
         of_file += [row for rows in dev.values() for row in rows]
     if sources.train_rows is not None:
         train = train[: sources.train_rows]
@@ -70,7 +79,7 @@ def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length:
 
 def _names(sources: Sources) -> tuple[str, ...]:
     """Returns the names of addresses, folders and files, without their directories."""
-    given = (sources.data, sources.train, sources.dev)
+    given = (sources.data, *sources.files, sources.dev)
     return tuple(hub.source_name(str(path)) for path in given if path is not None)
 
 

@@ -22,7 +22,7 @@ from bert_jax.tasks.sequence_classification import number_of
 def score_retrieval(
     checkpoint: LoadedCheckpoint | None, given: RetrievalSet, *, length: int | None = None
 ) -> dict[str, float]:
-    """Returns `retrieval_scores` of the rankings by cosine, or without a checkpoint by BM25.
+    """Returns `retrieval_scores` of the rankings by similarity, or without a checkpoint by BM25.
 
     A document that is the query itself (the same id, and the query's text at its end) is left out
     of the ranking, as beir does for ArguAna and Quora.
@@ -46,12 +46,12 @@ def score_retrieval(
 def score_similarity(
     checkpoint: LoadedCheckpoint, rows: Sequence[TextRow], *, length: int | None = None
 ) -> dict[str, float]:
-    """Returns Spearman's correlation of the cosine of two texts with their score.
+    """Returns Spearman's correlation of the similarity of two texts with their score.
 
     Raises UsageError that names the row for a score that is not a finite number.
     """
     gold = np.array([number_of(row) for row in rows])
     texts = [text for row in rows for text in row.texts]
     vectors_NW = text_vectors(checkpoint, texts, length=length)
-    cosines = np.sum(vectors_NW[0::2] * vectors_NW[1::2], axis=1)
-    return {"Spearman": spearman(gold, cosines)}
+    found = np.sum(vectors_NW[0::2] * vectors_NW[1::2], axis=1)
+    return {"Spearman": spearman(gold, found)}

@@ -78,6 +78,16 @@ def test_prompts_are_those_of_the_directory(embedder):
     assert np.allclose(found, normalized(model.embed([f"answer: {t}" for t in texts], length=32)))
 
 
+def test_a_model_of_dot_products_has_vectors_of_any_length(embedder, tmp_path):
+    home = tmp_path / "dot"
+    shutil.copytree(embedder, home)
+    settings = home / "config_sentence_transformers.json"
+    settings.write_text(json.dumps({"similarity_fn_name": "dot"}))
+    found = retrieve.text_vectors(load_checkpoint(home, allow_missing_heads=True), _STORIES)
+    assert np.allclose(found, bert_jax.load(home).embed(_STORIES, length=32), atol=1e-6)
+    assert np.ptp(np.linalg.norm(found, axis=1)) > 1e-3
+
+
 def test_retrieval_by_the_command_line(embedder, beir, capsys, monkeypatch):
     """The scores are those of all cosines; the document that is the query itself is left out."""
     monkeypatch.setattr(vector_scores, "BM25", "no_such_package")

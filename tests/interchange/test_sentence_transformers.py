@@ -102,6 +102,16 @@ def test_the_default_prompt_is_before_each_text(exported, layout):
     np.testing.assert_allclose(found, [s.mean(axis=0) for s in states], atol=1e-5)
 
 
+def test_pooling_without_the_tokens_of_a_prompt_is_refused(layout):
+    home = layout(("Pooling", {"pooling_mode": "mean", "include_prompt": False}))
+    settings = {"prompts": {"query": "the horse ", "passage": ""}}
+    (home / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    recipe = sentence_transformers.read(home)
+    assert recipe.with_prompt("passage").prompt == "" == recipe.with_prompt(None).prompt
+    with pytest.raises(UsageError, match="include_prompt is false"):
+        recipe.with_prompt("query")
+
+
 def test_what_follows_the_pooling_is_done(exported, layout):
     """A dense map and its activation, unit length, lower case; an option replaces them."""
     dense = {"activation_function": "torch.nn.modules.activation.Tanh"}

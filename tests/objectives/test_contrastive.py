@@ -14,6 +14,7 @@ from bert_jax.config import (
     EmbeddingConfig,
     InfoNCE,
     ModelConfig,
+    OptimizerConfig,
     PhaseConfig,
     TrainConfig,
 )
@@ -163,6 +164,7 @@ def test_memory_does_not_follow_the_batch():
     [
         ("embedding.dims", {"embedding": EmbeddingConfig(dims=(8, 16))}),
         ("embedding.dims", {"embedding": EmbeddingConfig(dims=(32,))}),
+        ("optimizer.z_loss", {"optimizer": OptimizerConfig(z_loss=1e-4)}),
         ("embedding.query_prompt", {"embedding": EmbeddingConfig(query_prompt="query: ")}),
         ("data.sequence_format", {"data": DataConfig(sequence_format="documents")}),
         (
@@ -180,6 +182,11 @@ def test_memory_does_not_follow_the_batch():
 def test_impossible_settings_are_refused(field, changes):
     with pytest.raises(UsageError, match=field):
         config_of(**changes)
+
+
+def test_a_model_without_segments_learns_from_pairs():
+    config = config_of(model=dataclasses.replace(MODEL, type_vocab_size=0))
+    assert config.head.parts == ("embedding",)
 
 
 def test_the_section_needs_the_objective():

@@ -1,11 +1,14 @@
 """Vectors of texts from labeled pairs: rows, runs, scores, predictions, prompts, refusals."""
 
+import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
+from bert_jax.config import DataConfig, EmbeddingConfig, PhaseConfig, TrainConfig
 from bert_jax.data.tasks.encode_rows import arrays_of, places_of_texts
 from bert_jax.data.tasks.examples import encode_examples
 from bert_jax.data.tasks.packing import PackedBatches
@@ -13,8 +16,14 @@ from bert_jax.data.tasks.tables import TextRow
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.inference.embed import embed
+from bert_jax.objectives.pair_losses import CoSENT, MarginMSE
+from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.registry import TASKS
-from bert_jax.tasks.task import task_of
+from bert_jax.tasks.finetune import Settings, _rows_of_steps
+from bert_jax.tasks.predict import Predictor
+from bert_jax.tasks.sweep import _config
+from bert_jax.tasks.task import Sources, task_of
+from bert_jax.tasks.task_data import load_task
 from tests import tiny_tasks
 
 _FAST = ["--max-length", "16", "--batch-size", "8", "--learning-rate", "2e-3", "--epochs", "6"]
@@ -80,13 +89,14 @@ def test_pairs_are_learned_scored_and_exported_with_their_prompts(encoder, tmp_p
         if other != noun
     ]
     train = write(tmp_path / "train.jsonl", rows)
+    dev = write(tmp_path / "dev.jsonl", [r | {"q": r["q"].replace("where", "who")} for r in rows])
     options = [
         "--task",
         "pairs",
         "--train",
         train,
         "--dev",
-        train,
+        dev,
         "--text-column",
         "q",
         "--text-column",
@@ -112,6 +122,13 @@ def test_pairs_are_learned_scored_and_exported_with_their_prompts(encoder, tmp_p
         np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1, rtol=1e-5)
     with pytest.raises(UsageError, match="query, document"):
         embed(tmp_path / "run", texts, prompt="passage")
+    capsys.readouterr()
+    embed(tmp_path / "run", texts, dims=16)
+    assert "dims" not in capsys.readouterr().err
+    embed(tmp_path / "run", texts, dims=8)
+    assert "8: the run trained vectors of" in capsys.readouterr().err
+    assert main([*export[:-1], str(tmp_path / "tf1"), "--format", "tf1"]) == 2
+    assert "no place for their pooling and prompts" in capsys.readouterr().err
 
 
 def test_similarities_follow_their_scores(encoder, tmp_path, capsys):
@@ -122,7 +139,8 @@ def test_similarities_follow_their_scores(encoder, tmp_path, capsys):
         score = len({*one} & {*other})
         rows.append({"a": " ".join(one), "b": " ".join(other), "label": score})
     train = write(tmp_path / "train.jsonl", rows)
-    options = ["--task", "similarity", "--train", train, "--dev", train, "--text-column", "a"]
+    dev = write(tmp_path / "dev.jsonl", [r | {"a": r["b"], "b": r["a"] + " ."} for r in rows])
+    options = ["--task", "similarity", "--train", train, "--dev", dev, "--text-column", "a"]
     assert finetune(encoder, tmp_path / "run", *options, "--text-column", "b", "--json") == 0
     found = json.loads((tmp_path / "run/result.json").read_text())["scores"]["dev"]
     capsys.readouterr()
@@ -139,18 +157,121 @@ def test_similarities_follow_their_scores(encoder, tmp_path, capsys):
     np.testing.assert_allclose([record["score"] for record in records], cosines, atol=1e-5)
 
 
+def test_vectors_follow_the_scores_of_a_teacher(encoder, tmp_path):
+    """The teacher prefers the document with the noun of the query, wherever it is."""
+    nouns = tiny_tasks._NOUNS
+    rows = [
+        {"q": f"where is the {noun}", "d": f"a {one} .", "n": f"a {other} .", "s": [8.0, 0.0]}
+        | ({"s": [0.0, 8.0]} if noun == other else {})
+        for noun, one, other in itertools.product(nouns, nouns, nouns)
+        if one != other and noun in (one, other)
+    ]
+    train = write(tmp_path / "train.jsonl", rows)
+    options = [
+        "--task",
+        "pairs",
+        "--train",
+        train,
+        "--text-column",
+        "q",
+        "--text-column",
+        "d",
+        "--text-column",
+        "n",
+    ]
+    dev = write(tmp_path / "dev.jsonl", [r | {"q": r["q"].replace("where", "who")} for r in rows])
+    assert finetune(encoder, tmp_path / "run", *options, "--label-column", "s", "--dev", dev) == 0
+    config = json.loads((tmp_path / "run/config.json").read_text())["config"]["embedding"]
+    assert config["loss"]["kind"] == "margin_mse" and config["similarity"] == "dot"
+    found = Predictor(tmp_path / "run").file(train)
+    margins = np.array([record["score"][0] - record["score"][1] for record in found])
+    wanted = np.array([row["s"][0] - row["s"][1] for row in rows])
+    assert np.corrcoef(margins, wanted)[0, 1] > 0.9
+
+
+def test_each_batch_has_one_source_with_its_share(encoder, tmp_path, capsys):
+    files = [tmp_path / f"{name}.jsonl" for name in ("birds", "dogs")]
+    for file in files:
+        pairs = [{"q": f"{file.stem} {n}", "d": f"a {file.stem} in rome {n}"} for n in range(40)]
+        write(file, pairs)
+    spec = replace(TASKS["pairs"].spec, text_columns=("q", "d"))
+    data = load_task(spec, Sources(train=files), load_tokenizer(encoder), length=16)
+    assert (len(data.train.rows), len(data.dev["dev"].rows)) == (72, 8)
+    config = TrainConfig(
+        data=DataConfig(source_weights="birds=3,dogs=1"),
+        phases=(PhaseConfig(steps=16, global_batch_size=8),),
+    )
+    rows, found = _rows_of_steps(data, config), []
+    for step in range(16):
+        (source,) = {data.train.rows[number].source for number in rows(step)}
+        found.append(source)
+        assert (_rows_of_steps(data, config)(step) == rows(step)).all()
+    assert all(abs(found[:n].count("birds") - 0.75 * n) < 1 for n in range(17))
+
+    options = [
+        "--task",
+        "pairs",
+        "--text-column",
+        "q",
+        "--text-column",
+        "d",
+        "--epochs",
+        "1",
+        "--train",
+    ]
+    assert finetune(encoder, tmp_path / "run", *options, files[0], "--train", files[1]) == 0
+    stored = json.loads((tmp_path / "run/config.json").read_text())
+    assert stored["sources"] == ["birds.jsonl", "dogs.jsonl"]
+
+
+def test_evaluations_take_at_most_a_tenth_of_the_time(encoder, tmp_path):
+    """A held-out row costs at most half of a row of an update: no backward pass."""
+    for name, count in (("train", 80), ("few", 20), ("many", 400)):
+        rows = [{"q": f"{name} {n}", "d": f"a dog in rome {n}"} for n in range(count)]
+        write(tmp_path / name, rows).rename(tmp_path / f"{name}.jsonl")
+    spec = replace(TASKS["pairs"].spec, text_columns=("q", "d"))
+    source = load_checkpoint(encoder, allow_missing_heads=True)
+    found = {}
+    for name in ("few", "many"):
+        sources = Sources(train=tmp_path / "train.jsonl", dev=tmp_path / f"{name}.jsonl")
+        data = load_task(spec, sources, load_tokenizer(encoder), length=16)
+        config = _config(source, data, Settings(length=16, batch_size=8))
+        found[name] = config.evaluation.every_steps
+    assert found == {"few": 13, "many": 250}
+
+
+PAIRS = [("cat", "dog"), ("where is the cat", "in rome"), ("bird", "tree")]
+
+
 @pytest.mark.parametrize(
-    ("texts", "message"),
+    ("kind", "rows", "changes", "message"),
     [
-        (("cat", "dog", "cat"), "negative is the query"),
-        (("cat", "dog", "dog "), "negative is the query"),
-        (("cat", "cat", "dog"), "are the same"),
+        ("pairs", [("cat", "dog", "cat")], {}, "row 0: a negative is the query"),
+        ("pairs", [("cat", "dog", "dog ")], {}, "row 0: a negative is the query"),
+        ("pairs", [("cat", "cat", "dog")], {}, "row 0: the two texts of every row are the same"),
+        ("pairs", PAIRS, {"embedding": EmbeddingConfig(loss=CoSENT())}, "cosent needs scores"),
+        ("similarity", PAIRS, {"embedding": EmbeddingConfig(loss=MarginMSE())}, "needs negatives"),
+        ("pairs", PAIRS, {"phases": (PhaseConfig(global_batch_size=1),)}, "needs negatives"),
+        ("pairs", PAIRS, {"phases": (PhaseConfig(global_batch_size=4),)}, "3 rows are fewer than"),
+        ("pairs", PAIRS, {}, "row 9: 1 rows of dev are also in the training rows, by their query"),
+        ("similarity", PAIRS, {}, "by both texts"),
     ],
 )
-def test_rows_that_teach_nothing_are_refused(texts, message):
-    task = task_of(TASKS["pairs"].spec)
-    with pytest.raises(UsageError, match=f"row 0.*{message}"):
-        task.usable([row(0, *texts)])
+def test_rows_and_options_that_teach_nothing_are_refused(kind, rows, changes, message):
+    task = task_of(TASKS[kind].spec)
+    phase = PhaseConfig(global_batch_size=2)
+    config = replace(TrainConfig(embedding=task.embedding(), phases=(phase,)), **changes)
+    with pytest.raises(UsageError, match=message):
+        train = task.usable([row(number, *texts) for number, texts in enumerate(rows)])
+        task.check(config, train, {"dev": [row(8, "bee", "cat"), row(9, "cat", " dog")]})
+
+
+@pytest.mark.parametrize("label", ["[1, 2]", "[1, NaN, 2]", '[1, "a", 2]', "3", "x"])
+def test_scores_of_other_documents_are_refused(encoder, label):
+    task = task_of(replace(TASKS["pairs"].spec, label_column="s"))
+    rows = [replace(row(0, "cat", "dog", "bee", "tree"), label=label)]
+    with pytest.raises(UsageError, match="row 0: scores are "):
+        task.encode(rows, load_tokenizer(encoder), length=16, labelled=True)
 
 
 def test_a_text_without_tokens_is_named(encoder):

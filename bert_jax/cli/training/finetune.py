@@ -33,11 +33,12 @@ class TaskRowsOptions(TableFormat):
     data: str | None = setting(
         None, "DIR|ADDRESS: a folder of GLUE files, `tfds:glue/NAME` or `tfds:squad/NAME`"
     )
-    train: str | None = setting(
-        None,
+    train: tuple[str, ...] = setting(
+        (),
         "FILE|ADDRESS: training examples: .tsv, .csv, .jsonl, .parquet or .arrow files, also "
         "compressed, `hf:OWNER/NAME`, `tfds:NAME[:SPLIT]` or another address; CoNLL files for ner, "
-        "SQuAD files for squad",
+        "SQuAD files for squad. Repeat for several files of pairs: each batch has one file, with "
+        "the shares of `data.source_weights`",
     )
     dev: str | None = setting(
         None,
@@ -49,8 +50,10 @@ class TaskRowsOptions(TableFormat):
         "COLUMN: column of the text; give it twice for pairs of texts. With --task ner and "
         "--columns: column of the words",
     )
-    label: Annotated[str, "--label-column"] = setting(
-        "label", "COLUMN: column of the label. With --task ner and --columns: column of the tag"
+    label: Annotated[str | None, "--label-column"] = setting(
+        None,
+        "COLUMN: column of the label, of the tag (--task ner with --columns), or of the teacher "
+        "scores, one per document (--task pairs) (default: label; none for pairs)",
     )
     query_prompt: str = setting("", "TEXT: put this before each first text (pairs, similarity)")
     document_prompt: str = setting("", "TEXT: put this before the other texts (pairs, similarity)")
@@ -110,8 +113,9 @@ class FinetuneOptions(FromCheckpoint, TaskRowsOptions, TrainingOptions):
         (),
         "FIELD=VALUE: change a field of the config, for example `model.hidden_dropout_prob=0`; "
         "repeat for several. `--model.hidden_dropout_prob 0` is the same. Not accepted: fields of "
-        "pre-training (`data.*`, `objective`), of the checkpoint (`model.*` except dropout), and "
-        "fields with an option here (`seed`, `optimizer.learning_rate`, `phases`)",
+        "pre-training (`data.*` except the shares of sources, `objective`), of the checkpoint "
+        "(`model.*` except dropout), and fields with an option here (`seed`, "
+        "`optimizer.learning_rate`, `phases`)",
     )
 
 
@@ -158,7 +162,9 @@ def _spec(options: FinetuneOptions) -> Any:
         wanted = f"takes --text-column COLUMN {times}"
         raise UsageError(f"--task {name} {wanted if most else 'has no --text-column'}")
     if most:
-        changes |= {"text_columns": options.text, "label_column": options.label}
+        changes |= {"text_columns": options.text}
+        if options.label is not None:
+            changes |= {"label_column": options.label}
     elif given := [name for name in ("columns", "delimiter", "quoting") if getattr(options, name)]:
         raise UsageError(f"--task {spec.name} has no --{given[0]}: its files have one format")
     if options.regression:

@@ -5,6 +5,10 @@ per batch has 3 or 4 rows in each batch. Over all batches up to any step, its nu
 from its share by less than one. (With three or more sources, no order stays within one row of the
 shares in *every* run of batches; Tijdeman 1980, "The chairman assignment problem".)
 
+All rows of a batch of pairs come from one source, because in a mixed batch a model learns to tell
+sources apart (Nussbaum et al. 2024, arXiv:2402.01613). Whole batches are then assigned in the same
+way: the number of batches of a source differs from its share by less than one.
+
 Which sources get the extra rows is a scheduling problem: tasks that need 0.2, 0.7, 0.1, ... of the
 time are assigned to processors step by step. The scheduler PD2 keeps every task less than one step
 ahead or behind (Srinivasan and Anderson 2002, "Optimal rate-based scheduling on multiprocessors").
@@ -22,9 +26,10 @@ _LONGEST = 4096
 class Dealing:
     """The rows of K sources in each batch of a phase."""
 
-    def __init__(self, shares: Sequence[float], rows: int):
+    def __init__(self, shares: Sequence[float], rows: int, *, one_source_per_batch: bool = False):
         """`shares` of the `rows` of a batch, in any unit; non-negative, and not all 0."""
-        portions = np.array(shares, np.float64) / sum(shares) * rows
+        self._at_once = rows if one_source_per_batch else 1
+        portions = np.array(shares, np.float64) / sum(shares) * (rows // self._at_once)
         self._period = _period(portions)
         whole, part = np.divmod(_rounded(portions * self._period), self._period)
         steps = np.arange(self._period + 1)[:, None]
@@ -35,7 +40,7 @@ class Dealing:
         count from the beginning of the phase: int64 `[steps, K]`.
         """
         periods, steps = np.divmod(steps, self._period)
-        return periods[:, None] * self._before[-1] + self._before[steps]
+        return (periods[:, None] * self._before[-1] + self._before[steps]) * self._at_once
 
 
 def _period(portions: np.ndarray) -> int:

@@ -26,9 +26,8 @@ _APART = 1 << 40
 class Mixture:
     """The planned rows of a batch, as a function of its step. Safe to use from several threads."""
 
-    def __init__(self, streams: Sequence[Stream], *, shares: Sequence[float], phase: PhaseConfig):
-        self._streams, self._phase = streams, phase
-        self._dealing = Dealing(shares, phase.global_batch_size)
+    def __init__(self, streams: Sequence[Stream], *, dealing: Dealing, phase: PhaseConfig):
+        self._streams, self._phase, self._dealing = streams, phase, dealing
         self._runs = EpochCache(self._plan, keep=_KEPT)
 
     def rows_before(self, step: int) -> np.ndarray:

@@ -70,7 +70,9 @@ def source_rows(
     splits = {name: source.train for name, source in corpus.sources.items()}
     splits = splits or {"": corpus.train}
     parts = shares(options, {name: split.tokens for name, split in splits.items()})
-    rows = Dealing(parts, phase.global_batch_size).before(np.array([phase.steps]))[0].tolist()
+    one_source = SEQUENCE_FORMATS[options.sequence_format].texts > 1
+    dealing = Dealing(parts, phase.global_batch_size, one_source_per_batch=one_source)
+    rows = dealing.before(np.array([phase.steps]))[0].tolist()
     found = []
     for (name, split), share, count in zip(splits.items(), parts, rows, strict=True):
         epoch = padding(

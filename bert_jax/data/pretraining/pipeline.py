@@ -24,6 +24,7 @@ from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.batch import ArraySpec, Batch, Draw, Field
+from bert_jax.data.pretraining.dealing import Dealing
 from bert_jax.data.pretraining.mixture import Mixture
 from bert_jax.data.pretraining.stream import Key, Stream, Taken
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
@@ -62,8 +63,8 @@ class Pipeline:
         the first epoch of the phase.
 
         `options` are those of all phases, or one for each phase. `sources` are the parts of
-        `split`; the options determine the share that each has in a batch. A source that is larger
-        than a block is planned in pieces.
+        `split`; the options determine the share of each. A source that is larger than a block is
+        planned in pieces.
 
         Raises `UsageError` if the split has no rows, the sizes of a phase are impossible, or the
         weights do not name the sources.
@@ -91,13 +92,23 @@ class Pipeline:
         ]
         # None if there is one source.
         self._mixtures = [
-            Mixture(streams, shares=self._shares[index], phase=phases[index]) if several else None
+            Mixture(streams, dealing=self._dealing(index), phase=phases[index]) if several else None
             for index, streams in enumerate(self._streams)
         ]
+
+    def _has_pairs(self, index: int) -> bool:
+        """Returns whether the rows of a phase are pairs, so that a batch has one source."""
+        return SEQUENCE_FORMATS[self._options[index].sequence_format].texts > 1
+
+    def _dealing(self, index: int) -> Dealing:
+        rows = self._phases[index].global_batch_size
+        return Dealing(self._shares[index], rows, one_source_per_batch=self._has_pairs(index))
 
     def _streams_of(self, index: int, sources: Mapping[str, Split], blocks: Blocks) -> list[Stream]:
         options, phase, unpacked = self._options[index], self._phases[index], self._unpacked[index]
         parts = self._shares[index] if self._shares else [1.0]
+        if self._has_pairs(index):
+            parts = [1.0] * len(parts)
         streams = []
         for number, split in enumerate(sources.values()):
             _check_sizes(split, options, unpacked.sequence_length, unpacked.max_predictions)

@@ -3,12 +3,14 @@
 Dims: N rows, L sequence length, B rows of a batch.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bert_jax.data import counter_rng
+from bert_jax.data.pretraining.dealing import Dealing
 from bert_jax.data.tasks.conll import Sentence
 from bert_jax.data.tasks.tables import TextRow
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
@@ -130,6 +132,37 @@ def training_rows(step: int, *, rows: int, batch_size: int, seed: int) -> np.nda
         key = counter_rng.derive(seed, epoch)
         chosen[of_epoch] = counter_rng.permute(numbers[of_epoch] % rows, rows, key)
     return chosen
+
+
+def rows_of_steps(
+    sources: Sequence[str],
+    *,
+    shares: Callable[[dict[str, int]], Sequence[float]],
+    batch_size: int,
+    seed: int,
+) -> Callable[[int], np.ndarray]:
+    """Returns a function from a step to the rows of its batch, which have one source.
+
+    `sources` has the source of each row. `shares` returns the share of each source in the batches
+    over time, given the numbers of rows.
+    """
+    names, numbers = np.unique(sources, return_inverse=True)
+    sizes = np.bincount(numbers).tolist()
+    parts = shares(dict(zip(names.tolist(), sizes, strict=True)))
+    if len(parts) == 1:
+        return functools.partial(training_rows, rows=sizes[0], batch_size=batch_size, seed=seed)
+    dealing, keys = Dealing(parts, 1), [counter_rng.derive(seed, n) for n in range(len(parts))]
+    members = [np.flatnonzero(numbers == number) for number in range(len(parts))]
+
+    def rows(step: int) -> np.ndarray:
+        before, after = dealing.before(np.array([step, step + 1]))
+        source = int(np.argmax(after - before))
+        chosen = training_rows(
+            int(before[source]), rows=sizes[source], batch_size=batch_size, seed=keys[source]
+        )
+        return members[source][chosen]
+
+    return rows
 
 
 # --- one or two texts ----------------------------------------------------------------------------

@@ -51,6 +51,8 @@ class TextRow:
     label: str | None
     # The id column, or the number of the row from 0.
     id: str
+    # The name of the file, for a task that keeps the rows of several files apart.
+    source: str = ""
 
 
 def text_row(given: Any, *, number: int, columns: Sequence[str] = ()) -> TextRow:
@@ -84,9 +86,9 @@ def read_rows(
 
     `header` names the columns of a table without a header line. With `label_column` None no label
     is read, and plain text is also accepted, with one text (or a pair separated by a tab) per line.
-    A row with a label that is null, empty or "-" is skipped, with a note. With
-    `reading.skips_records`, rows that cannot be read are skipped, with a note. Raises UsageError
-    that names file, row and column.
+    A row with a label that is null, empty or "-" is skipped, with a note. A label may be a list of
+    numbers. With `reading.skips_records`, rows that cannot be read are skipped, with a note. Raises
+    UsageError that names file, row and column.
     """
     source, reading = str(source), reading or SourceOptions()
     if not reading.columns and header:
@@ -105,7 +107,10 @@ def read_rows(
         if label_column is not None and values[label_column] is None:
             values[label_column] = ""
         try:
-            texts = {name: _text(row.location, name, value) for name, value in values.items()}
+            texts = {
+                name: _text(row.location, name, value, takes_list=name == label_column)
+                for name, value in values.items()
+            }
         except UsageError as error:
             records.refuse(error)
             continue
@@ -196,9 +201,10 @@ def _with_text(source: str, found: list[TextRow], *, is_predicted: bool) -> list
     return found if is_predicted else [row for row in found if any(map(str.strip, row.texts))]
 
 
-def _text(location: str, column: str, value: Any) -> str:
-    """Returns a cell as text; numbers and Booleans as in JSON."""
-    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+def _text(location: str, column: str, value: Any, *, takes_list: bool) -> str:
+    """Returns a cell as text; numbers, Booleans and lists of numbers as in JSON."""
+    values = value if takes_list and isinstance(value, list) else [value]
+    if all(isinstance(v, int) or (isinstance(v, float) and math.isfinite(v)) for v in values):
         return json.dumps(value)
     if not isinstance(value, str):
         found = "null" if value is None else brief(value)

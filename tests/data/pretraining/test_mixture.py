@@ -16,7 +16,9 @@ from bert_jax.data.pretraining.batch import Batch
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
+from bert_jax.objectives.contrastive import CONTRASTIVE
 from bert_jax.objectives.mlm_nsp import MLM_NSP
+from bert_jax.objectives.objective import Objective
 from tests.data.pretraining.test_pipeline import assert_same, restored
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split
 
@@ -64,11 +66,12 @@ def made(
     options: DataConfig = PLAIN,
     phases: tuple[PhaseConfig, ...] = (PHASE,),
     each: list[DataConfig] | None = None,
+    objective: Objective = MLM_NSP,
 ) -> Pipeline:
     whole = mixed(sources)
     return Pipeline(
         whole.train,
-        collator=MLM_NSP,
+        collator=objective,
         vocabulary=Vocabulary(SPECIAL, 10**6),
         options=each or options,
         phases=phases,
@@ -121,6 +124,25 @@ def test_any_hosts_at_any_time_make_the_same_batches(options):
             parts = [again.batch_at(step, range(*ends)) for ends in itertools.pairwise(cuts)]
             joined = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
             assert_same(joined, expected[step])
+
+
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
+def test_a_batch_of_pairs_has_one_source(packing):
+    weights = "code=1,talk=2.5,wiki=4"
+    options = DataConfig(sequence_format="crops", packing=packing, source_weights=weights)
+
+    def pairs() -> Pipeline:
+        return made(options=options, objective=CONTRASTIVE)
+
+    pipeline, turns = pairs(), []
+    for step in range(40):
+        words = pipeline.batch_at(step, range(ROWS))["input_ids"].astype(np.int64) - FIRST_WORD
+        (source,) = np.unique(words[words >= 0] // TOKENS)
+        turns.append(np.arange(3) == source)
+    exact = np.array([1, 2.5, 4]) / 7.5 * np.arange(1, 41)[:, None]
+    assert np.abs(np.cumsum(turns, axis=0) - exact).max() < 1
+    for step in (39, 11):
+        assert_same(pairs().batch_at(step, range(ROWS)), pipeline.batch_at(step, range(ROWS)))
 
 
 def test_many_sources_equal_separately_planned_sources(monkeypatch):

@@ -281,10 +281,10 @@ def test_a_tenth_is_held_out(tmp_path, capsys):
     assert "10 of the 100 rows of" in capsys.readouterr().err
     # Questions about one paragraph stay together.
     questions = [Question("", str(n), "?", f"paragraph {n // 5}", (), ()) for n in range(100)]
-    train, dev = hold_out(questions, seed=0)
+    train, dev = hold_out(questions, seed=0, group=lambda question: question.context)
     assert len(dev) == 10 and not {q.context for q in train} & {q.context for q in dev}
     with pytest.raises(UsageError, match="9 rows are too few to hold out a tenth"):
-        hold_out(list(range(9)), seed=0)
+        hold_out(list(range(9)), seed=0, group=lambda row: None)
 
 
 def test_labels_are_those_of_the_whole_file(tmp_path, tokenizer):

@@ -1,0 +1,51 @@
+"""Searches the paragraphs of any text with models and with BM25, and prints the best of each.
+
+    python examples/search.py docs: --model runs/first --model runs/embedder "how to sort a list"
+
+The text is any source of `bert-jax prepare`. A model is a run or a directory. BM25 needs the
+package bm25s (`pip install -e '.[retrieval]'`).
+"""
+
+import argparse
+
+import numpy as np
+
+import bert_jax
+from bert_jax.data.sources.read import read_documents
+from bert_jax.inference.retrieve import bm25_search
+
+# Words of a paragraph: a shorter one is mostly a heading.
+_LEAST_WORDS, _SHOWN_WORDS = 8, 30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("source", help="a file, a folder, a glob, or docs:")
+    parser.add_argument("queries", nargs="+", metavar="QUERY")
+    parser.add_argument("--model", action="append", default=[], help="a run or a directory")
+    parser.add_argument("--top", type=int, default=1, help="paragraphs per query (default: 1)")
+    parser.add_argument("--length", type=int, default=64, help="tokens per text (default: 64)")
+    arguments = parser.parse_args()
+
+    paragraphs = {text for document in read_documents([arguments.source]) for text in document}
+    passages = sorted(text for text in paragraphs if len(text.split()) >= _LEAST_WORDS)
+    print(f"{len(passages):,} paragraphs")
+    found = {"BM25": bm25_search(arguments.queries, passages, arguments.top)}
+    for place in arguments.model:
+        model = bert_jax.load(place)
+        queries, vectors = (
+            model.embed(texts, length=arguments.length, normalize=True)
+            for texts in (arguments.queries, passages)
+        )
+        found[place] = np.argsort(-queries @ vectors.T, axis=1)[:, : arguments.top]
+    for number, query in enumerate(arguments.queries):
+        print(f"\n{query}")
+        for name, rows in found.items():
+            for row in rows[number]:
+                words = passages[row].split()
+                text = " ".join(words[:_SHOWN_WORDS]) + " ..." * (len(words) > _SHOWN_WORDS)
+                print(f"  {name}: {text}")
+
+
+if __name__ == "__main__":
+    main()
