@@ -105,6 +105,11 @@ class CheckpointConfig:
         "Also keep every checkpoint with a step divisible by this number; 0 keeps only "
         "`checkpoint.keep_last`.",
     )
+    at_words: tuple[Count, ...] = setting(
+        (),
+        "Also save and keep forever the first step at which this many words of the corpus were "
+        "seen, repeats included; for example `[1000000, 10000000]` (pre-training only).",
+    )
     max_failed_saves: Natural = setting(
         3,
         "Consecutive failed saves that a run survives. One more ends it with exit code 7, or 75 if "

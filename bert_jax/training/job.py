@@ -80,9 +80,13 @@ class TrainingJob:
         """Returns speed metrics for a step time of `seconds`."""
         raise NotImplementedError
 
-    def epochs(self, step: int) -> dict[str, float]:
-        """Returns the epochs of each source at a step, as columns of the log; {} for one source."""
+    def seen(self, step: int) -> dict[str, float]:
+        """Returns the data seen and the FLOPs spent at a step, as columns of the log."""
         return {}
+
+    def kept_steps(self) -> frozenset[int]:
+        """Returns steps to save and to keep, in addition to `keep_last` and `keep_every`."""
+        return frozenset()
 
     def figures(self) -> Sequence[str]:
         """Returns the names of the metrics of an evaluation, the main metric first."""

@@ -29,6 +29,7 @@ from bert_jax.training.hooks import named_hooks
 from bert_jax.training.initialization import Initialization
 from bert_jax.training.job import Scores, TrainingJob
 from bert_jax.training.run import RunSetup, train
+from bert_jax.training.words_seen import steps_at_words, words_seen
 from bert_jax.update.flops import peak_flops, train_flops
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import lower_eval_step, lower_train_step
@@ -226,8 +227,22 @@ class Pretraining(TrainingJob):
             "padding": 1 - fill.tokens / rows.sequence_length,
         }
 
-    def epochs(self, step: int) -> dict[str, float]:
-        return {f"epochs/{name}": times for name, times in self._pipeline.epochs(step).items()}
+    def seen(self, step: int) -> dict[str, float]:
+        columns = {
+            f"epochs/{name}" if name else "epochs": times
+            for name, times in self._pipeline.epochs(step).items()
+        }
+        columns["words"] = words_seen(self._pipeline, self.corpus, step)
+        starts = (0, *self.config.phase_ends)
+        flops = sum(
+            max(0, min(step, start + phase.steps) - start)
+            * train_flops(self.objective, self.config.model, phase)
+            for start, phase in zip(starts, self.config.phases, strict=False)
+        )
+        return columns | {"flops": float(flops)}
+
+    def kept_steps(self) -> frozenset[int]:
+        return frozenset(steps_at_words(self.config, self._pipeline, self.corpus).values())
 
     def describe(self, scores: Scores) -> str:
         whole = f"held-out {describe(self.objective, scores['validation'])}"

@@ -6,7 +6,7 @@ the same bits as a run that was never interrupted.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -94,7 +94,8 @@ def train(
         rows = log_reader.set_aside_after(directory, step) if distributed.is_main() else []
         logger = _open_logs(config, setup, resumed_from, restoring=restoring, started=started)
         _introduce(job, state, resumed_from)
-        saver = _saver(job, setup, step, logger=logger, watchdog=watchdog)
+        kept = job.kept_steps()
+        saver = _saver(job, setup, step, kept=kept, logger=logger, watchdog=watchdog)
         preemption.kept = lambda: _kept(saver.whole_step)
         bar = Progress(job.title, total=config.total_steps, done=step)
         seen = {"job": job, "directory": directory, "logger": logger, "bar": bar}
@@ -105,7 +106,7 @@ def train(
             preemption=preemption,
             watchdog=watchdog,
             saver=saver,
-            schedule=SaveSchedule(config),
+            schedule=SaveSchedule(config, kept=kept),
             step=step,
         )
         with bar:
@@ -209,12 +210,19 @@ def _introduce(job: TrainingJob, state: TrainState, resumed_from: int | None) ->
 
 
 def _saver(
-    job: TrainingJob, setup: RunSetup, step: int, *, logger: MetricsLogger, watchdog: Watchdog
+    job: TrainingJob,
+    setup: RunSetup,
+    step: int,
+    *,
+    kept: Collection[int],
+    logger: MetricsLogger,
+    watchdog: Watchdog,
 ) -> Saver:
     return Saver(
         checkpoint.Checkpoints(
             setup.location.path,
             job.config.checkpoint,
+            kept=kept,
             facts=setup.facts,
             on_saved=lambda step, seconds: logger.event("save", step=step, seconds=seconds),
         ),

@@ -5,7 +5,7 @@ All processes save at the same steps, or none does.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,18 @@ class SaveSchedule:
     """Decides which steps are saved: the end of each phase, and every so many steps or minutes.
 
     With `every_minutes`, process 0 decides by its clock at each step with a log row. Steps that
-    `keep_every` divides are saved as well. The training itself does not depend on the schedule.
+    `keep_every` divides are saved as well, and the steps in `kept`. The training itself does not
+    depend on the schedule.
     """
 
-    def __init__(self, config: TrainConfig, *, clock: Callable[[], float] = time.monotonic):
-        self._config, self._clock = config, clock
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        kept: Collection[int] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._config, self._kept, self._clock = config, kept, clock
         self.restart()
 
     def restart(self) -> None:
@@ -50,7 +57,7 @@ class SaveSchedule:
     def is_due(self, step: int) -> bool:
         """Returns whether to save this step. All processes ask for the same steps."""
         config, settings = self._config, self._config.checkpoint
-        if step in config.phase_ends:
+        if step in config.phase_ends or step in self._kept:
             return True
         if not settings.every_minutes:
             return step % settings.every_steps == 0
@@ -173,12 +180,13 @@ def state_bytes(state: Any) -> int:
 
 def room_problem(workdir: Path, config: TrainConfig, size: int) -> str:
     """Returns a warning if the disk has no room for all checkpoints of `size` bytes that a run
-    keeps; "" if it has. Quotas of a file system are not known.
+    keeps; "" if it has. All of `checkpoint.at_words` count. Quotas of a file system are not known.
 
     Raises StorageFailed if not even one checkpoint has room.
     """
     settings, free = config.checkpoint, free_space(workdir)
     kept = min(settings.keep_last, math.ceil(config.total_steps / settings.every_steps))
+    kept += len(settings.at_words)
     if settings.keep_every:
         kept += config.total_steps // settings.keep_every
     needed = size * max(kept + 1 - len(checkpoint.steps(workdir)), 1)

@@ -64,7 +64,7 @@ class StepLog:
             row = {"step": step, **values, "step_seconds": seconds, **speed}
             row |= {"steps": steps, "time": time.time()}
             row["data_wait_seconds"] = self._waited / steps
-            row |= run.job.epochs(step)
+            row |= run.job.seen(step)
             self._restart_row()  # before writing the row, which belongs to the next step
             run.logger.row(**row)
             self._latest = row

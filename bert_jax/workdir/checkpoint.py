@@ -14,7 +14,7 @@ import dataclasses
 import datetime
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -49,15 +49,18 @@ class Checkpoints:
         workdir: Path,
         config: CheckpointConfig,
         *,
+        kept: Collection[int] = (),
         facts: Mapping[str, Any] | None = None,
         on_saved: Callable[[int, float], None] | None = None,
     ):
-        """`facts` are added to each manifest. `on_saved(step, seconds)` is called after each
-        complete save, from the thread that waits for it. Only process 0 uses both.
+        """Steps in `kept` are never removed. `facts` are added to each manifest.
+
+        `on_saved(step, seconds)` is called after each complete save, from the thread that waits for
+        it. Only process 0 uses both.
         """
         # Orbax raises its errors, and would also log a page of tracebacks.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
-        self._workdir, self._config = workdir, config
+        self._workdir, self._config, self._kept = workdir, config, kept
         self._facts, self._on_saved = dict(facts or {}), on_saved
         self._location = location.at(workdir)
         self._root = self._location.checkpoints
@@ -122,7 +125,7 @@ class Checkpoints:
         keep_last, keep_every = self._config.keep_last, self._config.keep_every
         kept = kept_of(self._workdir, whole, keep_last=keep_last, keep_every=keep_every)
         for step in there:
-            if step not in kept:
+            if step not in kept and step not in self._kept:
                 remove(self._workdir, step, patience=0)
 
     @contextlib.contextmanager

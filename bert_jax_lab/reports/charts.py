@@ -11,6 +11,7 @@ _TRAINING = "training"
 _NOT_DRAWN = {
     "step", "steps", "time", "positions_seen", "training_seconds", "sequence_length", "padding",
     "sequences_per_step", "sequences_per_second", "step_seconds", "data_wait_seconds",
+    "epochs", "words", "flops",
 }  # fmt: skip
 _LEARNING_RATE, _NORM = "learning_rate", "grad_norm"
 _SPEEDS = ("tokens_per_second", "real_tokens_per_second", "examples_per_second")

@@ -14,10 +14,14 @@ from tests import tiny_corpus
         # Ten minutes of ten-second steps are 60 steps; the next step with a row of the log is 65.
         ({"every_minutes": 10.0}, [35, 40, 100]),
         ({"every_minutes": 10.0, "keep_every": 25}, [25, 35, 40, 50, 75, 100]),
+        ({"every_steps": 30, "kept": {7, 38}}, [7, 30, 35, 38, 40]),
+        ({"every_minutes": 10.0, "kept": {7}}, [7, 35, 40]),
     ],
     ids=str,
 )
 def test_steps_that_are_saved(settings, saved):
+    kept = settings.get("kept", ())
+    settings = {name: value for name, value in settings.items() if name != "kept"}
     steps = max(*saved, 40)
     phases = (
         PhaseConfig(sequence_length=32, steps=35, global_batch_size=8),
@@ -29,7 +33,7 @@ def test_steps_that_are_saved(settings, saved):
         phases=phases, checkpoint=CheckpointConfig(**settings), log_every_steps=5
     )
     now = [0.0]
-    schedule = SaveSchedule(config, clock=lambda: now[0])
+    schedule = SaveSchedule(config, kept=kept, clock=lambda: now[0])
     found = []
     for step in range(1, steps + 1):
         now[0] += 10.0

@@ -106,9 +106,13 @@ def test_what_is_saved_is_what_was_there_when_save_returned(tmp_path):
     assert_same(loaded, expected)
 
 
-@pytest.mark.parametrize(("keep_every", "kept"), [(4, [4, 8, 10, 12]), (0, [10, 12])])
-def test_the_newest_and_every_nth_are_kept(tmp_path, keep_every, kept):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep_last=2, keep_every=keep_every))
+@pytest.mark.parametrize(
+    ("keep_every", "named", "kept"),
+    [(4, (), [4, 8, 10, 12]), (0, (), [10, 12]), (0, (2, 6, 7), [2, 6, 10, 12])],
+)
+def test_the_newest_every_nth_and_named_steps_are_kept(tmp_path, keep_every, named, kept):
+    config = CheckpointConfig(keep_last=2, keep_every=keep_every)
+    checkpoints = Checkpoints(tmp_path, config, kept=named)
     state = numbers(_CONFIG, step=0).to_mesh(mesh_of(1))
     for step in range(2, 13, 2):
         checkpoints.save(state, step=step)

@@ -160,15 +160,19 @@ class Pipeline:
 
     def epochs(self, step: int) -> dict[str, float]:
         """Returns the number of epochs of each source in the batches before `step`, over all
-        phases; empty if there is one source.
+        phases. The name of a single source is "".
         """
-        found, begin = dict.fromkeys(self._names, 0.0), 0
-        for streams, mixture, end in zip(
-            self._streams, self._mixtures, self._phase_ends, strict=True
+        names = self._names or ("",)
+        found, begin = dict.fromkeys(names, 0.0), 0
+        for phase, streams, mixture, end in zip(
+            self._phases, self._streams, self._mixtures, self._phase_ends, strict=True
         ):
-            if mixture is not None and step > begin:
-                rows = mixture.rows_before(min(step, end) - begin).tolist()
-                for name, stream, count in zip(self._names, streams, rows, strict=True):
+            if step > begin:
+                steps = min(step, end) - begin
+                rows = [steps * phase.global_batch_size]
+                if mixture is not None:
+                    rows = mixture.rows_before(steps).tolist()
+                for name, stream, count in zip(names, streams, rows, strict=True):
                     found[name] += count / stream.first.rows if count else 0.0
             begin = end
         return found
