@@ -7,6 +7,7 @@ the masked-LM head.
 examples:
   bert-jax probe runs/first --corpus runs/corpus
   bert-jax probe runs/first --probe minimal_pairs --json
+  bert-jax probe runs/first --pairs blimp.jsonl.gz
 """
 
 import contextlib
@@ -23,6 +24,9 @@ from bert_jax.files import write_json
 from bert_jax.progress import note, number, ticking
 from bert_jax.registry import PROBES
 
+# The probe that `pairs` is for.
+_OF_PAIRS = "minimal_pairs"
+
 
 @section
 class ProbeOptions(FromCheckpoint):
@@ -36,6 +40,12 @@ class ProbeOptions(FromCheckpoint):
         "NAME: minimal_pairs, pseudo_perplexity or a probe that an --extend file registers; repeat "
         "for several (default: all that the heads of the model allow)",
     )
+    pairs: Local | None = setting(
+        None,
+        "FILE: pairs for minimal_pairs, in place of its own: JSON lines with sentence_good, "
+        "sentence_bad and UID, as in BLiMP, or a folder of such files. Each token is masked "
+        "by itself, as in BabyLM's scorer, and JSON output has the sums of each pair",
+    )
     output: Annotated[Local | None, "--output-file"] = setting(
         None, "FILE: JSON file to write, as --json prints it"
     )
@@ -43,7 +53,9 @@ class ProbeOptions(FromCheckpoint):
 
 
 def run(options: ProbeOptions) -> None:
-    names = options.probe or PROBES.names()
+    names = options.probe or (PROBES.names() if options.pairs is None else (_OF_PAIRS,))
+    if options.pairs is not None and _OF_PAIRS not in names:
+        raise UsageError(f"`pairs` is for `probe` {_OF_PAIRS}")
     for name in names:
         if name not in PROBES:
             raise UsageError(f"`probe` {PROBES.problem(name)}")
@@ -63,7 +75,7 @@ def run(options: ProbeOptions) -> None:
             corpus = found_there
     if corpus is not None:
         require_same_tokenizer(source, corpus)
-    findings = []
+    findings, sums = [], {}
     for name in dict.fromkeys(names):
         try:
             probe = PROBES[name]
@@ -71,14 +83,20 @@ def run(options: ProbeOptions) -> None:
             if probe.needs_corpus and corpus is None:
                 raise UsageError("it needs held-out sentences: name a `corpus`")
             with ticking(name):
-                found = probe.measure(source, tokenizer, corpus)
+                if name == _OF_PAIRS and options.pairs is not None:
+                    from bert_jax_lab.probes.minimal_pairs import score_file
+
+                    found, sums["pairs"] = score_file(source, tokenizer, options.pairs)
+                else:
+                    found = probe.measure(source, tokenizer, corpus)
         except UsageError as error:
-            if name in options.probe:
+            if name in options.probe or options.pairs is not None:
                 raise
             note(f"{name} is left out: {error}")
             continue
         findings += [{"probe": name} | dataclasses.asdict(finding) for finding in found]
     report = {"checkpoint": str(options.checkpoint), "step": source.step, "findings": findings}
+    report |= sums
     if options.output is not None:
         write_json(options.output, report)
     if options.json:
@@ -92,7 +110,7 @@ def _print(findings: list[dict[str, Any]]) -> None:
         (
             found["probe"],
             found["name"].replace("_", " "),
-            _value(found["value"], found["unit"]),
+            _value(found["value"], found["unit"], found["standard_error"]),
             "" if found["guessing"] is None else _value(found["guessing"], found["unit"]),
         )
         for found in findings
@@ -100,5 +118,6 @@ def _print(findings: list[dict[str, Any]]) -> None:
     table("What the model has learned", ("probe", "question", "answer", "guessing"), rows)
 
 
-def _value(value: float, unit: str) -> str:
-    return f"{number(value, ',.1f')} {unit}".rstrip()
+def _value(value: float, unit: str, error: float | None = None) -> str:
+    spread = "" if error is None else f" ± {number(error, ',.1f')}"
+    return f"{number(value, ',.1f')}{spread} {unit}".rstrip()

@@ -3,14 +3,21 @@
 A model that has learned the difference finds the grammatical sentence more likely (Marvin & Linzen
 2018; Warstadt et al. 2020, BLiMP). The pairs are made by rule from a few words that ordinary prose
 and technical documentation share, so that small models know them; all runs get the same pairs.
+Pairs of a file are scored as BabyLM's scorer does it, with its backend `mlm`.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from bert_jax import strict_json
 from bert_jax.data.corpus.store import Corpus
+from bert_jax.data.sources.read import read_text
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
+from bert_jax.errors import UsageError
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import note
 from bert_jax_lab.probes.probe import Probe, ProbeResult
@@ -97,6 +104,62 @@ def score_pairs(
         won = 0.5 if abs(apart) < _ROUNDING else float(apart > 0)
         shares.setdefault(pair.phenomenon, []).append(won)
     return {phenomenon: sum(won) / len(won) for phenomenon, won in shares.items()}
+
+
+def read_pairs(place: Path) -> list[MinimalPair]:
+    """Returns the pairs of a file of JSON lines, packed or not, or of all such files of a folder.
+
+    The fields have BLiMP's names: `sentence_good`, `sentence_bad` and `UID`, which defaults to the
+    name of the file. Raises UsageError for a line of another form, and if there are no pairs.
+    """
+    pairs = []
+    for file in sorted(place.glob("*.jsonl*")) if place.is_dir() else [place]:
+        for number, line in enumerate(read_text(file).split("\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                row = strict_json.parse(line)
+                texts = row["sentence_good"], row["sentence_bad"]
+                pairs.append(MinimalPair(row.get("UID", file.name.partition(".")[0]), *texts))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UsageError(
+                    f"`pairs` {file}, line {number}: each line is a JSON object with sentence_good "
+                    "and sentence_bad"
+                ) from error
+    if not pairs:
+        raise UsageError(f"`pairs` {place}: there are no pairs in it")
+    return pairs
+
+
+def score_file(
+    source: LoadedCheckpoint, tokenizer: Tokenizer, place: Path
+) -> tuple[list[ProbeResult], list[dict[str, Any]]]:
+    """Returns the accuracy for each UID and their mean, and the sums of log probabilities of each
+    pair, in nats.
+
+    The numbers equal the ones of BabyLM's scorer: each token is masked by itself, and of two
+    equally likely sentences the grammatical one is chosen. The standard errors assume that pairs
+    are independent.
+    """
+    pairs = read_pairs(place)
+    perplexity = PseudoPerplexity(source, tokenizer, as_babylm=True)
+    texts = dict.fromkeys(t for pair in pairs for t in (pair.grammatical, pair.ungrammatical))
+    sums = {score.text: score.log_likelihood for score in perplexity.score([*texts])}
+    rows: list[dict[str, Any]] = []
+    won: dict[str, list[bool]] = {}
+    for pair in pairs:
+        good, bad = sums[pair.grammatical], sums[pair.ungrammatical]
+        rows.append({"UID": pair.phenomenon, "good": good, "bad": bad})
+        won.setdefault(pair.phenomenon, []).append(good >= bad)
+    shares = {uid: sum(each) / len(each) for uid, each in won.items()}
+    variances = [shares[uid] * (1 - shares[uid]) / len(each) for uid, each in won.items()]
+    found = [
+        ProbeResult(uid, 100 * share, "%", 50.0, 100 * math.sqrt(variance))
+        for (uid, share), variance in zip(shares.items(), variances, strict=True)
+    ]
+    mean = 100 * sum(shares.values()) / len(shares)
+    error = 100 * math.sqrt(sum(variances)) / len(shares)
+    return [*found, ProbeResult("mean", mean, "%", 50.0, error)], rows
 
 
 def _sentence(words: Sequence[str]) -> str:

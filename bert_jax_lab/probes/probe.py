@@ -18,6 +18,7 @@ class ProbeResult:
     unit: str = ""
     # The value of a model that has learned nothing.
     guessing: float | None = None
+    standard_error: float | None = None
 
 
 @dataclass(frozen=True)

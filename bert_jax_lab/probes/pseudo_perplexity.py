@@ -4,7 +4,9 @@ The pseudo-log-likelihood of a text is the sum of the log probabilities of its t
 predicted from all others (Salazar et al. 2020, "Masked Language Model Scoring"). The
 pseudo-perplexity is exp of minus its mean over all tokens of all texts. The later tokens of a word
 are masked with each token, so that a model does not infer a rare word from its ending (Kauf &
-Ivanova 2023, "A Better Way to Do Masked Language Model Scoring", PLL-word-l2r).
+Ivanova 2023, "A Better Way to Do Masked Language Model Scoring", PLL-word-l2r). `as_babylm`
+masks each token without them, as the first of the two papers does, and counts all rows of the
+embedding table as possible tokens: the numbers equal those from BabyLM's scorer.
 
 Dims: B copies of texts, each with one token to predict; L length of the longest copy.
 """
@@ -42,9 +44,11 @@ class PseudoLikelihood:
 class PseudoPerplexity:
     """Scores texts with a checkpoint, in float32; compiles once per length."""
 
-    def __init__(self, source: LoadedCheckpoint, tokenizer: Tokenizer):
+    def __init__(self, source: LoadedCheckpoint, tokenizer: Tokenizer, *, as_babylm: bool = False):
         """Raises UsageError if there is no masked-LM head."""
         require_parts(source, "mlm")
+        self._as_babylm = as_babylm
+        self._choices = source.config.model.vocab_size if as_babylm else tokenizer.vocab_size
         self._source, self._tokenizer = source, tokenizer
         self._begins = begins_word(tokenizer)
         config = in_float32(source.config)
@@ -116,7 +120,7 @@ class PseudoPerplexity:
             "mlm_positions": positions_B[:, None],
         }
         logits = self._forward.batch(self._source.params, batch)[: len(copies), 0]
-        logits = logits[:, : self._tokenizer.vocab_size].astype(np.float64)
+        logits = logits[:, : self._choices].astype(np.float64)
         chosen = logits[np.arange(len(copies)), targets]
         return chosen - np.logaddexp.reduce(logits, axis=-1)
 
@@ -125,7 +129,7 @@ class PseudoPerplexity:
         `place`.
         """
         end = place + 1
-        while end < len(ids) - 1 and not self._begins[ids[end]]:
+        while not self._as_babylm and end < len(ids) - 1 and not self._begins[ids[end]]:
             end += 1
         return end
 

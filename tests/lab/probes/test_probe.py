@@ -367,6 +367,42 @@ def test_the_verb_agrees_with_the_functions(
     assert "pseudo_perplexity is left out" in said.err and "agreement attractor" in said.out
 
 
+def test_pairs_of_files_are_scored_by_uid(exported, tmp_path, capsys, monkeypatch):
+    """Accuracies, their mean over the UIDs, and the standard errors of independent pairs."""
+    likely = {"a": -1.0, "b": -2.0, "c": -3.0}
+
+    def score(self, texts):
+        return [SimpleNamespace(text=text, log_likelihood=likely[text]) for text in texts]
+
+    monkeypatch.setattr(PseudoPerplexity, "score", score)
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    rows = [("a", "b", "x"), ("b", "a", "x"), ("a", "c", "x"), ("b", "c", "x"), ("c", "c", None)]
+    for file in ("of_x.jsonl", "of_y.jsonl"):
+        with (folder / file).open("w") as stream:
+            for good, bad, uid in rows:
+                if (uid is None) == (file == "of_y.jsonl"):
+                    row = {"sentence_good": good, "sentence_bad": bad}
+                    stream.write(json.dumps(row | ({} if uid is None else {"UID": uid})) + "\n")
+    command = ["probe", str(exported), "--pairs", str(folder)]
+    assert main([*command, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    error = 100 * math.sqrt(0.75 * 0.25 / 4)
+    assert [(f["name"], f["value"], f["standard_error"]) for f in said["findings"]] == [
+        ("x", 75.0, pytest.approx(error)),
+        ("of_y", 100.0, 0.0),
+        ("mean", 87.5, pytest.approx(error / 2)),
+    ]
+    assert said["pairs"][1] == {"UID": "x", "good": -2.0, "bad": -1.0} and len(said["pairs"]) == 5
+    assert main(command) == 0
+    assert "75.0 ± 21.7 %" in capsys.readouterr().out
+    (folder / "of_y.jsonl").write_text('{"sentence_good": "a"}\n')
+    assert main(command) == 2
+    assert "of_y.jsonl, line 1: each line is a JSON object" in capsys.readouterr().err
+    assert main([*command, "--probe", "pseudo_perplexity"]) == 2
+    assert "--pairs is for --probe minimal_pairs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
