@@ -23,7 +23,7 @@ LOCKED ?= yes
 # The files with such a test: no process has to import all the others.
 marked = $(shell grep -rl --include=test_*.py "mark\.$(1)\b" tests | sort)
 
-.PHONY: demo smoke test quick full mark-slow launch chaos beam browser lint types parity compiler core site upgrade release clean help
+.PHONY: demo smoke babylm test quick full mark-slow launch chaos beam browser lint types parity compiler core site upgrade release clean help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -73,6 +73,9 @@ demo: $(VENV)/.demo  ## train a small BERT on real text and look at it: minutes,
 
 smoke: $(VENV)/.demo  ## does it work here? text to a filled-in word, with a kill: within a minute
 	@BIN=$(abspath $(BIN)) sh examples/smoke.sh
+
+babylm: $(VENV)/.demo  ## an entry to BabyLM's table, from text to scores: hours, on a CPU (docs/guides/babylm.md)
+	@BIN=$(abspath $(BIN)) sh examples/babylm/babylm.sh runs/babylm
 
 SUITE := not parity and not chaos and not browser and not beam and not full
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
