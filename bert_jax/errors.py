@@ -1,7 +1,7 @@
 """The errors of the program, each with its exit code.
 
 A message names the wrong file, field or value, and the fix. After exit codes 2 to 8 a restart would
-fail with the same error; after all others a supervisor may restart.
+fail with the same error. Supervisors restart after the codes in RESTART of launch/worker.sh.
 """
 
 import contextlib

@@ -344,18 +344,19 @@ _EXIT_CODES = """\
 An error that you can fix is one line on stderr, `bert-jax VERB: error: ...`, which names the
 file, field or value and the fix.
 
-After the codes marked *yes*, the same command resumes from the last checkpoint, so a supervisor
-can restart it. After the codes marked *no*, a restart would fail with the same error. A process
-that gets SIGTERM before bert-jax has started ends with 143, and a killed process with 137. When
-another process of the same run is lost, jax ends a process with 134."""
+After the codes marked *yes*, the same command resumes from the last checkpoint, and a supervisor
+can restart it without a person, as `launch/worker.sh` does. After codes 2 to 8, a restart would
+fail with the same error. After 1, 130 and 141, the same command resumes a run, but read the message
+first: the error behind 1 may occur again, and 130 is the decision of a person."""
 _OTHER_CODES = {
     0: "The command succeeded.",
     command._PIPE_CLOSED: "The reader of the output closed the pipe, as `head` does, or the "
     "terminal is gone. A training run continues to its end and is saved.",
+    134: "Another process of the run was lost, and JAX ended this one.",
+    137: "The process was killed (SIGKILL), for example because the host had no free memory.",
+    143: "SIGTERM before bert-jax had started.",
     watchdog.HANG: "A process made no progress for `deadline_seconds`.",
 }
-# A restart after these codes fails in the same way (errors.py).
-_PERMANENT = range(2, 9)
 
 
 def exit_codes() -> str:
@@ -363,14 +364,25 @@ def exit_codes() -> str:
     kinds = [errors.BertJaxError, *errors.BertJaxError.__subclasses__(), errors.Interrupted]
     rows = {code: ("", text) for code, text in _OTHER_CODES.items()}
     rows |= {kind.exit_code: (f"`{kind.__name__}`", _first(kind)) for kind in kinds}
-    rows[1] = (f"`{errors.BertJaxError.__name__}`", "An unexpected error, with a traceback.")
+    rows[1] = (
+        f"`{errors.BertJaxError.__name__}`",
+        "An unexpected error, with a traceback. An operation that fails because another process "
+        "was lost also ends with this code.",
+    )
+    restarted = _restarted()
     cells = (
-        (f"{code}", name, text, "" if code == 0 else "no" if code in _PERMANENT else "yes")
+        (f"{code}", name, text, "" if code == 0 else "yes" if code in restarted else "no")
         for code, (name, text) in sorted(rows.items())
     )
-    return page(
-        "# Exit codes", _EXIT_CODES, table(("code", "error", "meaning", "restart helps"), cells)
-    )
+    head = ("code", "error", "meaning", "restart automatically")
+    return page("# Exit codes", _EXIT_CODES, table(head, cells))
+
+
+def _restarted() -> set[int]:
+    """Returns the exit codes after which the unit of launch/worker.sh starts the trainer again."""
+    script = (_ROOT / "launch" / "worker.sh").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^RESTART='([\d ]+)", script, re.MULTILINE)
+    return {int(code) for code in listed.split()}
 
 
 # --- the Python API -------------------------------------------------------------------------------
@@ -538,7 +550,8 @@ def with_times(text: str) -> str:
         if isinstance(place, str):
             plan = next(p for p in plans if (p["config"], p["topology"]) == (recipe, place))
             time = f"{plan['total_hours']:.1f} hours, ${plan['dollars']:,.0f}"
-            source = "[`bert-jax plan`](benchmarks/results/tpu-plans.md#the-table-of-plans)"
+            source = "[`bert-jax plan`](benchmarks/results/tpu-plans.md#the-table-of-plans): "
+            source += "a lower bound, at list price"
         else:
             chip, count = place
             loaded = config_loader.load_config(recipe)

@@ -1,7 +1,7 @@
 """Train on a corpus, or resume the run in the workdir.
 
-The same command resumes an interrupted run from its newest good checkpoint and ends with the same
-bits as an uninterrupted run.
+The same command resumes an interrupted run from its newest good checkpoint. On a CPU, the resumed
+run ends with the same bits as an uninterrupted run.
 
 examples:
   bert-jax pretrain bert_base --corpus runs/corpus --workdir runs/base --fit-memory
