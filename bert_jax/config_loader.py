@@ -57,7 +57,9 @@ def _parsed(assignment: str) -> tuple[str, Any]:
     path, equals, text = assignment.partition("=")
     path = path.strip()
     if not equals:
-        raise UsageError(f"override {path}: must be section.option=value")
+        raise UsageError(
+            f"override {path}: write it as FIELD=VALUE, for example model.hidden_size=256"
+        )
     try:
         return path, strict_json.parse(text)
     except json.JSONDecodeError:
@@ -81,7 +83,8 @@ def _merged(old: Any, cls: Any, new: Any, path: str) -> Any:
         known = {str(number) for number in range(len(old))}
         for name in new.keys() - known:
             there = f"items 0 to {len(old) - 1}" if old else "no items"
-            raise UsageError(f"override {path} has {there}, not {brief(name)}")
+            near = did_you_mean(name, fields_of(cls)) if is_section(cls) else ""
+            raise UsageError(f"override {path} has {there}, not {brief(name)}.{near}".rstrip("."))
         return [_merged(item, cls, new[str(number)], f"{path}.{number}")
                 if str(number) in new else item for number, item in enumerate(old)]  # fmt: skip
     if not isinstance(old, dict) or not isinstance(new, dict):

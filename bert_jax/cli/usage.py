@@ -72,7 +72,7 @@ _MODULES = {verb: module for verbs in _GROUPS.values() for verb, module in verbs
 # The verbs of the laboratory only if it is installed.
 VERBS = {verb: module for verb, module in _MODULES.items() if registry.is_available(module)}
 GROUPS = {name: tuple(verb for verb in verbs if verb in VERBS) for name, verbs in _GROUPS.items()}
-_EPOCHS = "--steps N: 'bert-jax config sequences CONFIG --corpus DIR' prints sequences per epoch"
+_EPOCHS = "--steps N ('bert-jax config sequences CONFIG --corpus DIR' prints sequences per epoch)"
 _RESUME = "the same command without this option: it resumes the run in --workdir"
 _WITHOUT = "X without this option"
 # Verbs and options of other programs -> the replacement: the first alternative with an option that
@@ -99,6 +99,12 @@ _FOREIGN: dict[str, tuple[str, ...]] = {
     "--length": ("--max-length X", "--set phases.0.sequence_length=X"),
     "--warmup-steps": ("--set optimizer.warmup_steps=X",),
     "--mlm-probability": ("--set data.masked_lm_prob=X",),
+    "--logging-steps": ("--set log_every_steps=X",),
+    "--save-steps": ("--set checkpoint.every_steps=X",),
+    "--eval-steps": ("--set evaluation.every_steps=X",),
+    "--gradient-accumulation-steps": ("--set optimizer.gradient_accumulation_steps=X",),
+    "--optim": ("--set optimizer.kind=X",),
+    "--overwrite-output-dir": ("--workdir DIR with a new directory",),
     "--weight-decay": ("--set optimizer.weight_decay=X",),
     "--bf16": ("--set compute.dtype=bfloat16",),
     "--fp16": ("--set compute.dtype=bfloat16",),
@@ -107,7 +113,7 @@ _FOREIGN: dict[str, tuple[str, ...]] = {
     "--data": ("--source X", "--corpus X", "--train X"),
     "--input": ("--source X", "--corpus X"),
     "--train-file": ("--train X", "--source X", "--corpus DIR, made by bert-jax prepare"),
-    "--dataset-name": ("--source hf:X", "--train hf:X"),
+    "--dataset-name": ("--source hf:X", "--train hf:X", "--corpus DIR, made by bert-jax prepare"),
     "--checkpoint": (_WITHOUT, "--init-from X"),
     "--model": (_WITHOUT, "--init-from X"),
     "--model-name-or-path": (_WITHOUT, "--init-from X"),
@@ -239,6 +245,8 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
         setattr(found, options, [*words[at + 1 :]])
         if getattr(found, of) is not None:
             after = f"; those of the {of} come after --: ... -- {' '.join(extra)}"
+    if extra and not extra[0].startswith("-") and not after:
+        chosen.error(f"there are too many arguments: {' '.join(extra)}")
     if extra:
         chosen.error(f"unrecognized arguments: {' '.join(extra)}{after}")
     return found

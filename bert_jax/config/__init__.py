@@ -62,7 +62,7 @@ class TrainConfig:
     """All settings of a run except the corpus."""
 
     name: str = setting("unnamed", "Name of the run in messages.", free=True)
-    seed: Annotated[int, Meta(le=2**32 - 1)] = setting(
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = setting(
         0, "Seed of the initial weights, the order of examples, the masks and dropout."
     )
     objective: str = setting(

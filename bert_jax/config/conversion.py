@@ -134,7 +134,7 @@ def _hint(name: str, cls: Any) -> str:
         kinds = [k for k in cls.table.names() if name in fields_of(cls.of_kind(k))]
         if kinds:
             return f" It is an option of kind {' or '.join(kinds)}, not of {cls.kind}."
-    return nearest(name, fields_of(cls))
+    return nearest(name, ["kind", *fields_of(cls)] if is_kind(cls) else fields_of(cls))
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

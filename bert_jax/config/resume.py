@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bert_jax.config import TrainConfig, flatten
-from bert_jax.config.conversion import nearest
 from bert_jax.config.fields import is_free
 from bert_jax.config.model import TRAINING_FIELDS
-from bert_jax.errors import ResumeRefused, UsageError
+from bert_jax.errors import ResumeRefused, UsageError, did_you_mean
 
 # The name of a difference, the old value and the new value.
 Change = tuple[str, Any, Any]
@@ -61,7 +60,8 @@ def allowed_changes(
     for path in allowed:
         if not any(is_within(each, [path]) for each in known):
             free = any(is_within(each, [path]) for each in fields)
-            hint = f": no such option.{nearest(path, known)}"
+            lists = " 'bert-jax config fields CONFIG' lists the fields."
+            hint = f": no such field.{did_you_mean(path, known, cutoff=0.5) or lists}"
             raise UsageError(f"`allow_change` {path}{' may change without it' if free else hint}")
     changes = [each for each in differences(*flat) if each[0] in bound] + [*others]
     fixed = [path for path, _, _ in changes if is_saved(path)]

@@ -36,7 +36,7 @@ class MaskedLanguageModelAndNextSentence(MaskedLanguageModel):
             "nsp_accuracy",
             "NSP accuracy",
             "{:.3f}",
-            "share of the more frequent answer, 0.5 or more: chance",
+            "chance: the share of the more frequent label, at least 0.5",
         ),
     )
 

@@ -175,6 +175,8 @@ def _existing(path: Path) -> Path:
         return found
     if advice := hub.pickle_advice(found) * found.is_file():
         raise UsageError(f"`checkpoint` {advice}")
+    if found.is_file():
+        raise UsageError(f"`checkpoint` {path} is a file; a checkpoint is a directory")
     raise UsageError(f"`checkpoint` {path}: no such directory{hub.advice(path)}")
 
 

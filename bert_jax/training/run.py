@@ -200,10 +200,11 @@ def _open_logs(
 
 
 def _introduce(job: TrainingJob, state: TrainState, resumed_from: int | None) -> None:
-    size = bert.parameter_count(state.params) / 1e6
-    where = "a new run" if resumed_from is None else f"resuming at step {resumed_from}"
+    size = bert.parameter_count(state.params)
+    shown = f"{size / 1e6:.1f} M" if size >= 1e6 else f"{size:,}"
+    where = "new run" if resumed_from is None else f"resuming at step {resumed_from}"
     note(
-        f"{job.config.name}: {size:.1f} M parameters, {job.introduction}, "
+        f"{job.config.name}: {shown} parameters, {job.introduction}, "
         f"{jax.device_count()} x {jax.devices()[0].device_kind}, {where} of "
         f"{job.config.total_steps}"
     )

@@ -32,7 +32,7 @@ from bert_jax.progress import note
 @section
 class ConfigOptions(Verb):
     what: Positional[Literal["list", "show", "fields", "sequences", "sharding"]] = setting(
-        REQUIRED, "what to show"
+        REQUIRED, "NOUN: what to show: list, show, fields, sequences or sharding"
     )
     config: Positional[str | None] = setting(
         None,
@@ -76,15 +76,17 @@ def _list(options: ConfigOptions) -> None:
     """Prints the name of each shipped config, and the first paragraph of its file's docstring."""
     from bert_jax import config_loader
 
-    for name in config_loader.shipped_names():
+    names = config_loader.shipped_names()
+    width = max(map(len, names)) + 2
+    for name in names:
         file = config_loader.config_directory() / f"{name}.py"
         docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         summary = " ".join(docstring.partition("\n\n")[0].split())
         if options.json:
             print(json.dumps({"config": name, "summary": summary}))
         else:
-            print(textwrap.fill(summary, 96, initial_indent=f"{name:<22}",
-                                subsequent_indent=" " * 22))  # fmt: skip
+            print(textwrap.fill(summary, 96, initial_indent=f"{name:<{width}}",
+                                subsequent_indent=" " * width))  # fmt: skip
 
 
 def _show(options: ConfigOptions, resolved: TrainConfig) -> None:
@@ -154,7 +156,9 @@ def _sequences(options: ConfigOptions, config: TrainConfig) -> None:
         ],
     )
     packings = dict.fromkeys(config.in_phase(i).data.packing for i in range(len(config.phases)))
-    print(f"data.packing is {', then '.join(packings)}; --set data.packing=best_fit packs rows")
+    print(
+        f"data.packing is {', then '.join(packings)}; --set data.packing=best_fit packs sequences"
+    )
 
 
 def _sharding(options: ConfigOptions, config: TrainConfig) -> None:

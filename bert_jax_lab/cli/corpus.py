@@ -16,7 +16,7 @@ from bert_jax.config.fields import REQUIRED, section, setting
 
 @section
 class ShowCorpusOptions(Verb):
-    what: Positional[Literal["show"]] = setting(REQUIRED, "what to do")
+    what: Positional[Literal["show"]] = setting(REQUIRED, "ACTION: show")
     corpus: Positional[CorpusDirectory] = setting(
         REQUIRED, "CORPUS: a directory of bert-jax prepare"
     )

@@ -115,7 +115,7 @@ def _print(findings: list[dict[str, Any]]) -> None:
         )
         for found in findings
     ]
-    table("What the model has learned", ("probe", "question", "answer", "guessing"), rows)
+    table("What the model has learned", ("probe", "measure", "value", "chance"), rows)
 
 
 def _value(value: float, unit: str, error: float | None = None) -> str:

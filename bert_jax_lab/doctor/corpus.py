@@ -119,7 +119,7 @@ def epochs(config: TrainConfig, corpus: Corpus) -> Finding:
         for source in _sources(config, corpus, number):
             times[source.name] = times.get(source.name, 0.0) + source.epochs
     most_first = sorted(times.items(), key=lambda item: -item[1])
-    listed = some(f"{name or 'the text'} {each:.1f} times" for name, each in most_first)
+    listed = some(f"{each:.1f} epochs of {name or 'the text'}" for name, each in most_first)
     text = f"the run reads {listed}"
     name, most = most_first[0]
     if most <= _MOST_EPOCHS:

@@ -34,7 +34,7 @@ def config(arguments: Arguments) -> tuple[Finding, TrainConfig]:
     model = found.model
     text = (
         f"{found.name}: {model.num_hidden_layers} layers of {model.hidden_size}, "
-        f"{found.total_steps:,} steps in {len(found.phases)} phase(s)"
+        f"{found.total_steps:,} steps, phases: {len(found.phases)}"
     )
     return passed(text), found
 

@@ -53,7 +53,7 @@ def held(arguments: Arguments, config: TrainConfig, corpus: Corpus) -> Finding:
         allowed=arguments.allowed_changes,
     )
     if not is_held:
-        return passed(f"{arguments.workdir} is free: a new run begins there")
+        return passed(f"{arguments.workdir} holds no run: pretrain starts a new one")
     changed = ", ".join(field for field, _, _ in changes)
     return passed(f"{arguments.workdir} contains this run; allowed changes: {changed or 'none'}")
 
@@ -128,7 +128,7 @@ def room(workdir: Path | str, config: TrainConfig, memory: DeviceMemory) -> Find
     if problem:
         place, _, fix = problem.partition("; ")
         return failed(place, fix, exit_code=StorageFailed.exit_code)
-    return passed(f"a checkpoint has {memory.state_bytes / 1e9:.3g} GB: all of them fit")
+    return passed(f"each checkpoint takes {memory.state_bytes / 1e9:.3g} GB; the disk has room")
 
 
 def _together(name: str, act: Callable[[], Any]) -> float:

@@ -29,7 +29,7 @@ from bert_jax.errors import NoUsableCheckpoint, UsageError
 @section
 class CheckpointsOptions(Verb):
     what: Positional[Literal["list", "verify", "rollback", "branch"]] = setting(
-        REQUIRED, "what to do; `branch` needs --output-dir"
+        REQUIRED, "ACTION: list, verify, rollback or branch; branch needs --output-dir"
     )
     workdir: Positional[Address] = setting(
         REQUIRED, "WORKDIR: directory of a run, or gs://BUCKET/PATH"
@@ -46,8 +46,12 @@ class CheckpointsOptions(Verb):
 
 def run(options: CheckpointsOptions) -> int:
     require_place_for(is_directory=True, output=options.output)
-    if (options.output is not None) != (options.what == "branch"):
-        raise UsageError("--output-dir DIR is for checkpoints branch, which needs it")
+    if options.what == "branch" and options.output is None:
+        raise UsageError("checkpoints branch needs --output-dir DIR, the workdir of the new run")
+    if options.what != "branch" and options.output is not None:
+        raise UsageError(f"checkpoints {options.what} has no --output-dir: it is for branch")
+    if options.what in ("list", "verify") and options.step is not None:
+        raise UsageError(f"checkpoints {options.what} has no --step: it is for rollback and branch")
     from bert_jax.workdir import checkpoint, location, recovery, run_directory
     from bert_jax.workdir.lock import only_trainer
 
@@ -68,7 +72,7 @@ def run(options: CheckpointsOptions) -> int:
             # A trainer may have written since the directory was read.
             place = location.opened(options.workdir, guard=guard)
             recovery.roll_back(place.path, options.step)
-        tell(f"{options.workdir} is back at step {options.step}")
+        tell(f"the newest step of {options.workdir} is {options.step}")
         return 0
     verifies = options.what == "verify"
     rows, is_damaged = [], False
@@ -77,7 +81,7 @@ def run(options: CheckpointsOptions) -> int:
         if verifies:
             trouble = checkpoint.problem(directory, step)
         is_damaged |= trouble is not None
-        state = trouble or ("every byte as it was saved" if verifies else "")
+        state = trouble or ("all bytes match the manifest" if verifies else "")
         if options.json:
             found = {"step": step, "bytes": size, "saved": saved_at, "state": state}
             print(json.dumps(found | {"is_good": trouble is None}))

@@ -88,7 +88,7 @@ def _print(found: dict[str, Any]) -> None:
     table(f"{found['checkpoint']}, step {found['step']:,}", COLUMNS, rows)
     tell(
         f"{found['examples']:,} rows of {found['sequence_length']} tokens ({found['rows']}; "
-        f"{100 * found['masked_lm_prob']:g} % masked by {found['mask']}), the validation side of "
+        f"{100 * found['masked_lm_prob']:g} % masked by {found['mask']}), the validation split of "
         f"corpus {found['corpus_fingerprint'][:12]}"
     )
     if "sources" in found:

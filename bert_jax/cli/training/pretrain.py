@@ -6,7 +6,7 @@ run ends with the same bits as an uninterrupted run.
 examples:
   bert-jax pretrain bert_base --corpus runs/corpus --workdir runs/base --fit-memory
   bert-jax pretrain bert_small_cpu --corpus runs/corpus --workdir runs/small --steps 2000 --seed 1
-  bert-jax pretrain bert_small_cpu --corpus runs/corpus --workdir runs/b --optimizer.kind lion
+  bert-jax pretrain bert_small_cpu --corpus runs/corpus --workdir runs/b --optimizer.kind muon
 """
 
 import dataclasses
@@ -159,7 +159,7 @@ def _print_closing(workdir: Path | str, closing: dict[str, Any]) -> None:
         rows.append(("training speed", f"{closing['tokens_per_second']:,.0f} tokens/s", ""))
     if "sequences_per_second" in closing:
         packed = f"{closing['sequences_per_step']:,.0f} per step; {closing['padding']:.1%} padding"
-        rows.append(("in sequences", f"{closing['sequences_per_second']:,.1f} per second", packed))
+        rows.append(("sequences/s", f"{closing['sequences_per_second']:,.1f}", packed))
     table(f"{workdir}, step {closing['step']:,}", COLUMNS, rows)
     for line in expected.get("warnings", ()):
         note(f"warning: {line}")
