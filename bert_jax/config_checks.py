@@ -233,12 +233,11 @@ def _objective_problems(config: TrainConfig) -> Problems:
     yield from _prefixed("data.", _without_effect(data))
     # [CLS], and one [SEP] per segment. The texts of a pair are separate sequences.
     segments = config.model.type_vocab_size
-    format_ = SEQUENCE_FORMATS[name] if (name := data.sequence_format) in SEQUENCE_FORMATS else None
-    if segments < 2 and format_ and format_.num_special > 2 and format_.texts == 1:
-        yield (
-            "model.type_vocab_size",
-            f"is {segments}; rows of {data.sequence_format} need 2 segments",
-        )
+    if segments < 2 and data.sequence_format in SEQUENCE_FORMATS:
+        rows = SEQUENCE_FORMATS[data.sequence_format]
+        if rows.num_special > 2 and rows.texts == 1:
+            named = f"rows of {data.sequence_format} need 2 segments"
+            yield "model.type_vocab_size", f"is {segments}; {named}"
     # An objective imports JAX: it is used only if it may have a problem.
     is_default = (
         objective == TrainConfig.objective and data.sequence_format == DataConfig.sequence_format

@@ -91,7 +91,7 @@ def test_a_section_changes_only_the_named_options(section, single):
         ('phases=[{"stepz": 3}]', "phases.0.stepz", "Did you mean 'steps'?"),
         ('phases=[{"changes": {}}]', "phases.0.changes", "no such field"),
         ("seed.x=3", "seed", "expected int, got"),
-        ("seed", "seed", "must be section.option=value"),
+        ("seed", "seed", "write it as FIELD=VALUE"),
         ("phases.².steps=3", "phases", "has items 0 to 1, not '²'"),
         ("head.labels.0=x", "head.labels", "has no items, not '0'"),
         (f"seed={2**63}", "seed", "expected int <= 4294967295"),

@@ -82,7 +82,7 @@ def test_messages_name_options(said, shown, capsys):
 
 def test_an_assignment_without_a_value(refused):
     assert refused(2, "config", "show", "bert_base", "--set", "a b").startswith(
-        "--set a b: must be"
+        "--set a b: write it as"
     )
 
 
@@ -173,7 +173,7 @@ def test_show_prints_the_config(config, capsys):
         ("pretrain c --corpus c --workdir w --lr=1e-4", "write --learning-rate 1e-4"),
         ("pretrain --learning_rate 1e-4", "write --learning-rate 1e-4"),
         ("pretrain --batch_size 8", "write --batch-size 8"),
-        ("pretrain --num_train_epochs 3", "no --num_train_epochs: write --steps N: "),
+        ("pretrain --num_train_epochs 3", "no --num_train_epochs: write --steps N ("),
         ("pretrain c --resume", "no --resume: write the same command"),
         ("pretrain c --resume_from_checkpoint=x", "from_checkpoint: write the same command"),
         ("pretrain --output_dir w", "write --workdir w"),
@@ -280,7 +280,7 @@ def test_a_config_that_changed(run_again, corpus, refused):
     assert "phases.0.steps: 160 -> 100; seed: 0 -> 2" in said
     assert "permit the change: --allow-change phases.0.steps --allow-change seed" in said
     said = refused(2, *run_again, corpus, "--allow-change", "optimizer.learning_rat")
-    assert "no such option. Did you mean 'optimizer.learning_rate'?" in said
+    assert "no such field. Did you mean 'optimizer.learning_rate'?" in said
 
 
 def test_a_config_that_is_damaged(run_again, tmp_path, corpus, refused):

@@ -271,7 +271,7 @@ def test_the_verb_checkpoints(saved, capsys, trained):
     said = capsys.readouterr().out
     assert all(str(step) in said for step in (120, 160, 200))
     assert main(["checkpoints", "verify", str(workdir)]) == 0
-    assert capsys.readouterr().out.count("every byte as it was saved") == 3
+    assert capsys.readouterr().out.count("all bytes match the manifest") == 3
     (workdir / "checkpoints/160/_CHECKPOINT_METADATA").write_text("{}")
     assert main(["checkpoints", "verify", str(workdir)]) == 5
     assert "_CHECKPOINT_METADATA has 2 bytes" in capsys.readouterr().out

@@ -198,8 +198,8 @@ def require_two(job: Job, documents: Mapping[str, int], counts: Counts) -> None:
         if number < 2:
             raise UsageError(
                 f"{where}: {split} would get {number} of {total} documents and needs at least 2: "
-                f"add documents, change `validation_fraction` (such as {max(4 / total, 0.05):.2g}), or "
-                "name held-out text with `validation_source`"
+                "add documents, change `validation_fraction`, for example to "
+                f"{max(4 / total, 0.05):.2g}, or name held-out text with `validation_source`"
             )
 
 

@@ -26,8 +26,8 @@ def test_each_field_and_each_chosen_option_has_a_description(capsys):
     assert main(["config", "fields", "bert_base"]) == 0
     text = capsys.readouterr().out
     assert (
-        "seed = 0  (on resume: --allow-change; at most 4294967295)\n    Seed of the initial weights"
-        in text
+        "seed = 0  (on resume: --allow-change; at least 0, at most 4294967295)\n"
+        "    Seed of the initial weights" in text
     )
 
 
@@ -38,7 +38,7 @@ def test_each_shipped_config_is_listed_with_one_line(capsys):
     assert all(row["summary"].endswith(".") for row in found)
     assert main(["config", "list"]) == 0
     out = capsys.readouterr().out
-    assert "bert_base_64core      BERT-Base on 64 TPU v3 cores" in out
+    assert "bert_base_64core          BERT-Base on 64 TPU v3 cores" in out
     with pytest.raises(SystemExit, match="2"):
         main(["configs"])
     assert "did you mean 'config list'?" in capsys.readouterr().err
