@@ -13,17 +13,16 @@ bert-jax pretrain modern_tiny_cpu --corpus "$runs/corpus" --workdir "$runs/workd
 rm -rf "$runs/export"
 bert-jax export "$runs/workdir" --format hf --output-dir "$runs/export"
 bert-jax fill-mask "$runs/export" --top 3 \
-    "Return a [MASK] of the given array." \
     "The default value is [MASK]." \
     "The array must have the same [MASK] as the input."
 
 # A report of the run and its attention: two self-contained pages to open in a browser.
-bert-jax report "$runs/workdir" --html "$runs/report.html"
+bert-jax report "$runs/workdir" --html "$runs/report.html" >"$runs/report.txt"
 bert-jax attention "$runs/export" --html "$runs/attention.html" \
     "The array must have the same shape as the input."
 
 cat <<END
-Next:
+Open $runs/report.html and $runs/attention.html in a browser. Next:
   bert-jax fill-mask $runs/export "Your sentence with a [MASK]."
   bert-jax prepare --source YOUR_TEXT --output-dir runs/corpus --vocab-size 8192
   bert-jax doctor modern_small_cpu --corpus runs/corpus --workdir runs/mine
