@@ -24,6 +24,6 @@ bert-jax attention "$runs/export" --html "$runs/attention.html" \
 cat <<END
 Open $runs/report.html and $runs/attention.html in a browser. Next:
   bert-jax fill-mask $runs/export "Your sentence with a [MASK]."
-  bert-jax prepare --source YOUR_TEXT --output-dir runs/corpus --vocab-size 8192
+  bert-jax prepare --source YOUR_TEXT --output-dir runs/corpus
   bert-jax doctor modern_small_cpu --corpus runs/corpus --workdir runs/mine
 END
