@@ -6,7 +6,7 @@ Saves a state of this size with the real code to a local server with the given l
 Prints how the time is spent, and what is read back. The server and this process share the
 processor, so the measured rate is the smaller of the network's rate and this machine's rate. For a
 state of --target-gb on --hosts that each write their share, the time of the bytes scales with the
-size, and the time of the requests, whose number per host is the same, stays constant.
+size. The time of the requests stays constant, because each host sends the same number.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What contrastive training on raw text adds to a masked language model.
+"""Measures the gain of contrastive training on raw text over a masked language model.
 
     python benchmarks/embedding_from_text.py CORPUS RETRIEVAL_SET WORKDIR --seeds 3
 

@@ -21,7 +21,7 @@ import psutil
 
 
 def ours(source: str, tokenizer: str, workers: int) -> tuple[int, float, float, float]:
-    """Returns (tokens, seconds, processor seconds, those of the first process) of `prepare`, from
+    """Returns (tokens, seconds, processor seconds, seconds of process 0) of `prepare`, from
     the sources to a corpus that was opened and checked.
     """
     from bert_jax.data.corpus.prepare import prepare

@@ -264,7 +264,7 @@ class Peer:
         return float(line)
 
     def said(self, beginning: str) -> str:
-        """Returns the last line in its stderr with this beginning; "{}" if there is none."""
+        """Returns the last line of stderr that starts with a prefix, or "{}"."""
         self._errors.seek(0)
         found = [x for x in self._errors.read().splitlines() if x.startswith(beginning)]
         return found[-1] if found else "{}"

@@ -69,6 +69,6 @@ def scores() -> Study:
         "Four scores of attention at equal compute",
         1500,
         {kind: ("position_embedding_type=alibi", f"mixer.score={kind}") for kind in kinds},
-        "FLOPs are those of matrix products: the hyperbolic tangents of `additive` are not "
+        "FLOPs count matrix products only: the hyperbolic tangents of `additive` are not "
         "counted, and cost time.",
     )

@@ -196,6 +196,17 @@ Local = Annotated[Path, local]
 # --- options that several verbs have --------------------------------------------------------------
 
 
+# Texts that several verbs share.
+SET = (
+    "FIELD=VALUE: change a field of the config, for example `model.hidden_size=256`; repeat for "
+    "several. `--model.hidden_size 256` is the same"
+)
+CHECKPOINT = (
+    "a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face directory, "
+    "or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH"
+)
+
+
 @section
 class Verb:
     """The options of every verb."""
@@ -223,15 +234,8 @@ class WithConfig(Verb):
     )
     overrides: Annotated[tuple[str, ...], "--set"] = setting(
         (),
-        "FIELD=VALUE: change a field, for example `model.hidden_size=256`; repeat for several. "
-        "`--model.hidden_size 256` is the same. 'bert-jax config fields CONFIG' lists the fields",
+        SET + ". 'bert-jax config fields CONFIG' lists the fields",
     )
-
-
-CHECKPOINT = (
-    "a workdir (its newest step), one step of it (DIR/checkpoints/STEP), a Hugging Face directory, "
-    "or a TF1 checkpoint; a workdir may be gs://BUCKET/PATH"
-)
 
 
 @section
@@ -287,8 +291,7 @@ class TrainingOptions(Processes):
     tracker: tuple[str, ...] = setting((), "NAME: also send the metrics to this service: wandb")
     overrides: Annotated[tuple[str, ...], "--set"] = setting(
         (),
-        "FIELD=VALUE: change a field of the config, for example `model.hidden_size=256`; repeat "
-        "for several. `--model.hidden_size 256` is the same",
+        SET,
     )
 
     def changes(self) -> list[str]:

@@ -20,7 +20,7 @@ import textwrap
 from typing import Annotated, Literal
 
 from bert_jax.cli.corpora import Corpora, corpora
-from bert_jax.cli.options import Positional, Verb
+from bert_jax.cli.options import SET, Positional, Verb
 from bert_jax.cli.output import table
 from bert_jax.config import TrainConfig, flatten, to_dict
 from bert_jax.config.fields import REQUIRED, field_at, section, setting
@@ -41,8 +41,7 @@ class ConfigOptions(Verb):
     )
     overrides: Annotated[tuple[str, ...], "--set"] = setting(
         (),
-        "FIELD=VALUE: change a field, for example `model.hidden_size=256`; repeat for several. "
-        "`--model.hidden_size 256` is the same",
+        SET,
     )
     corpus: Corpora = setting(
         (), "DIR|NAME=DIR: a directory of bert-jax prepare, or several (sequences)"

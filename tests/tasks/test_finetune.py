@@ -93,20 +93,17 @@ def test_a_class(classified, capsys):
     assert summary["metric"] == "accuracy" and summary["best"]["seeds"] == [0]
 
 
+_NUMBER_OF_A_PAIR = (
+    *("--text-column", "left", "--text-column", "right"),
+    *("--label-column", "alike", "--regression"),
+)
+
+
 def test_a_number_of_a_pair(tmp_path, encoder):
     files = ["--train", str(tiny_tasks.pairs(tmp_path / "train.jsonl", seed=0))]
     files += ["--dev", str(tiny_tasks.pairs(tmp_path / "dev.jsonl", seed=1, count=40))]
-    columns = [
-        "--text-column",
-        "left",
-        "--text-column",
-        "right",
-        "--label-column",
-        "alike",
-        "--regression",
-    ]
     home = tmp_path / "run"  # columns of a table say which task it is
-    assert main(finetune(encoder, home, *files, *columns, *_FAST)) == 0
+    assert main(finetune(encoder, home, *files, *_NUMBER_OF_A_PAIR, *_FAST)) == 0
     scores = result_of(home)["scores"]["dev"]
     assert list(scores) == ["spearman", "pearson"] and scores["pearson"] > 0.5
 
@@ -623,18 +620,9 @@ def test_a_score_that_is_no_number_is_named(tmp_path, encoder, capsys, score):
     train = tiny_tasks.pairs(tmp_path / "train.jsonl", seed=0)
     dev = tmp_path / "dev.jsonl"
     dev.write_text(json.dumps({"left": "cat", "right": "dog", "alike": score}) + "\n")
-    columns = [
-        "--text-column",
-        "left",
-        "--text-column",
-        "right",
-        "--label-column",
-        "alike",
-        "--regression",
-    ]
     home = tmp_path / "run"
     files = ["--train", str(train), "--dev", str(dev)]
-    assert main(finetune(encoder, home, "--task", "text", *files, *columns, *_FAST)) == 2
+    assert main(finetune(encoder, home, "--task", "text", *files, *_NUMBER_OF_A_PAIR, *_FAST)) == 2
     wrong = f", line 1: score {score!r} is not a finite number" if score else (
         " has no rows: none of its 1 has a label"
     )  # fmt: skip
