@@ -104,7 +104,10 @@ def require_memory(
 def _fix(config: TrainConfig, smaller: TrainConfig | None) -> str:
     if smaller is not None:
         number = smaller.optimizer.gradient_accumulation_steps
-        return f"let `fit_memory` choose, or set {MICROBATCHES}={number}"
+        return (
+            f"let `fit_memory` choose (with `allow_change` {MICROBATCHES} if the run has a "
+            f"checkpoint), or set {MICROBATCHES}={number}"
+        )
     more = "" if config.compute.remat == "full" else "set compute.remat=full, or "
     return f"{more}use a smaller batch or model, more devices or more memory"
 
@@ -210,7 +213,8 @@ def _as_begun(config: TrainConfig, directory: Path, mesh: Mesh) -> TrainConfig |
             note(f"`fit_memory`: the settings of this run ({kept}) do not divide over these "
                  "devices; choosing new ones")  # fmt: skip
             return None
-    note(f"`fit_memory`: keeping the settings of this run: {kept}")
+    note(f"`fit_memory`: keeping the settings of this run: {kept} (`allow_change` "
+         f"{MICROBATCHES} chooses again)")  # fmt: skip
     return begun
 
 

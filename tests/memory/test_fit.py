@@ -151,8 +151,8 @@ def test_a_run_that_does_not_fit_is_one_line_with_a_fix_that_works(
         patch.setattr(fit, "free_bytes", lambda _: 8 * 12_000_000)
         assert main(command(tmp_path, corpus, "run")) == 2
         (line,) = errors(capsys)
-        assert "GiB are free: let --fit-memory choose, or --set" in line
-        more = line.partition(", or ")[2].split()
+        assert "GiB are free: let --fit-memory choose (" in line
+        more = line.partition("), or ")[2].split()
         assert main(command(tmp_path, corpus, "run", *more)) == 0
 
     for error, name in (
