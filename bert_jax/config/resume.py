@@ -1,7 +1,7 @@
 """Compares the config of a run with the config it is resumed with, option by option.
 
-An option that is declared `free` may differ. Any other option needs permission (`allow_change`).
-The options that the saved arrays depend on cannot change.
+An option that is declared `free` may differ. Any other option needs permission (`allow_change`)
+once the run has a checkpoint. The options that the saved arrays depend on cannot change then.
 """
 
 import re
@@ -43,12 +43,14 @@ def allowed_changes(
     allowed: Sequence[str] = (),
     name: str,
     has_allow_change: bool = True,
+    has_steps: bool = True,
 ) -> list[Change]:
     """Returns the differences, other than free ones, between the config of a run and a new config.
 
     `others` are differences in the inputs: `corpus`, which may change with permission, and others
     that may not. `allowed` names options, or sections of them such as `phases` or `optimizer`.
-    `name` is the workdir of the run, and `has_allow_change` is whether the caller has the option
+    Options and `corpus` need no permission in a run without a checkpoint, `has_steps=False`. `name`
+    is the workdir of the run, and `has_allow_change` is whether the caller has the option
     `allow_change`, for the message.
     Raises ResumeRefused for each difference without permission, and UsageError for a name in
     `allowed` that needs no permission.
@@ -64,12 +66,17 @@ def allowed_changes(
             hint = f": no such field.{did_you_mean(path, known, cutoff=0.5) or lists}"
             raise UsageError(f"`allow_change` {path}{' may change without it' if free else hint}")
     changes = [each for each in differences(*flat) if each[0] in bound] + [*others]
-    fixed = [path for path, _, _ in changes if is_saved(path)]
+    fixed = [path for path, _, _ in changes if has_steps and is_saved(path)]
     fixed += [path for path, _, _ in others if path.partition(".")[0] != "corpus"]
-    refused = [c for c in changes if c[0] in fixed or not is_within(c[0], allowed)]
+    refused = [c for c in changes if c[0] in fixed or (has_steps and not is_within(c[0], allowed))]
     if not refused:
         return changes
     listed = "; ".join(f"{path}: {_short(a)} -> {_short(b)}" for path, a, b in refused)
+    differs = f"workdir {name} holds a run that differs: {listed}."
+    if not has_steps:
+        raise ResumeRefused(
+            f"{differs} The run has no checkpoint yet: delete {name}, or use another `workdir`."
+        )
     remedy = "Use the same config and data to resume it, or another `workdir`"
     if fixed:
         remedy = f"{', '.join(fixed)} cannot change in a run. {remedy}"
@@ -83,7 +90,7 @@ def allowed_changes(
         remedy += f"; `init_from` {name} starts a new run from its parameters"
     if "tokenizer" in fixed:
         remedy += f"; prepare with `tokenizer` {name}/tokenizer makes a corpus for its model"
-    raise ResumeRefused(f"workdir {name} holds a run that differs: {listed}. {remedy}.")
+    raise ResumeRefused(f"{differs} {remedy}.")
 
 
 def is_within(path: str, sections: Sequence[str]) -> bool:

@@ -14,7 +14,7 @@ import jax
 
 from bert_jax.config import TrainConfig, flatten
 from bert_jax.config.resume import Change
-from bert_jax.errors import Diverged, Interrupted, NonFinite, Preempted, UsageError
+from bert_jax.errors import Diverged, Interrupted, NonFinite, Preempted, UsageError, some
 from bert_jax.model import bert
 from bert_jax.progress import Progress, note
 from bert_jax.runtime import distributed
@@ -93,7 +93,7 @@ def train(
         step = resumed_from or 0
         rows = log_reader.set_aside_after(directory, step) if distributed.is_main() else []
         logger = _open_logs(config, setup, resumed_from, restoring=restoring, started=started)
-        _introduce(job, state, resumed_from)
+        _introduce(job, state, resumed_from, setup.changes)
         kept = job.kept_steps()
         saver = _saver(job, setup, step, kept=kept, logger=logger, watchdog=watchdog)
         preemption.kept = lambda: _kept(saver.whole_step)
@@ -199,14 +199,17 @@ def _open_logs(
     return logger
 
 
-def _introduce(job: TrainingJob, state: TrainState, resumed_from: int | None) -> None:
+def _introduce(
+    job: TrainingJob, state: TrainState, resumed_from: int | None, changes: Sequence[Change]
+) -> None:
     size = bert.parameter_count(state.params)
     shown = f"{size / 1e6:.1f} M" if size >= 1e6 else f"{size:,}"
     where = "new run" if resumed_from is None else f"resuming at step {resumed_from}"
+    changed = f"; changed: {some(path for path, _, _ in changes)}" if changes else ""
     note(
         f"{job.config.name}: {shown} parameters, {job.introduction}, "
         f"{jax.device_count()} x {jax.devices()[0].device_kind}, {where} of "
-        f"{job.config.total_steps}"
+        f"{job.config.total_steps}{changed}"
     )
 
 

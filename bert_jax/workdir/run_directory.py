@@ -82,6 +82,7 @@ def holds(
             allowed=allowed,
             name=name,
             has_allow_change=has_allow_change,
+            has_steps=bool(checkpoint.steps(directory)) or (directory / RESULT).is_file(),
         )
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"`workdir` {directory} is a file; choose a directory")

@@ -74,6 +74,17 @@ def test_what_the_saved_arrays_depend_on_cannot_change(change):
         assert change.partition("=")[0] in str(caught.value)
 
 
+def test_options_and_corpus_of_a_run_without_a_checkpoint_may_change():
+    new = override(_OLD, ["model.hidden_size=48", "optimizer.learning_rate=1e-4"])
+    corpus, beginning = ("corpus", "a", "b"), ("`init_from`", None, "a")
+    changes = allowed_changes(_OLD, new, others=[corpus], name="w", has_steps=False)
+    assert {path for path, _, _ in changes} == {
+        "corpus", "model.hidden_size", "optimizer.learning_rate"
+    }  # fmt: skip
+    with pytest.raises(ResumeRefused, match=r"no checkpoint yet: delete w, or use another"):
+        allowed_changes(_OLD, new, others=[corpus, beginning], name="w", has_steps=False)
+
+
 @pytest.mark.parametrize(
     ("allowed", "said"),
     [

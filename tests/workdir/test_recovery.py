@@ -11,7 +11,14 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.config import CheckpointConfig
-from bert_jax.errors import DataDamaged, NoUsableCheckpoint, Unreachable, UsageError
+from bert_jax.config_loader import override
+from bert_jax.errors import (
+    DataDamaged,
+    NoUsableCheckpoint,
+    ResumeRefused,
+    Unreachable,
+    UsageError,
+)
 from bert_jax.workdir import (
     checkpoint,
     location,
@@ -253,6 +260,16 @@ def test_a_run_beyond_its_end(tmp_path, trained, corpus, capsys):
     assert main(command) == 2
     assert "is at step 200, beyond the 40 of this config" in capsys.readouterr().err
     assert (workdir / "config.json").read_bytes() == before
+
+
+def test_a_run_without_a_checkpoint_takes_another_config(tmp_path):
+    """The result of a fine-tuning run that diverged before its first save stays the run's."""
+    run_directory.write_config(tmp_path, _CONFIG)
+    other = override(_CONFIG, ["model.hidden_size=48"])
+    assert run_directory.holds(tmp_path, other, lambda _: [])[1][0][0] == "model.hidden_size"
+    (tmp_path / run_directory.RESULT).write_text("{}")
+    with pytest.raises(ResumeRefused):
+        run_directory.holds(tmp_path, other, lambda _: [])
 
 
 def test_a_workdir_of_an_interrupted_start_is_free(tmp_path):
