@@ -63,7 +63,8 @@ _BATCHES_LOOKED_AT = 16
 class Settings:
     """The settings of fine-tuning, and the number of runs."""
 
-    length: int
+    # The most tokens per row; None: the task's default, or the model's limit if it is smaller.
+    length: int | None = None
     batch_size: int = 32
     learning_rate: float = 5e-5
     epochs: float = 3.0

@@ -29,7 +29,7 @@ from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import note
-from bert_jax.registry import TASKS
+from bert_jax.registry import TASK_KINDS, TASKS
 from bert_jax.runtime import distributed
 from bert_jax.tasks import results
 from bert_jax.tasks.finetune import Settings, train
@@ -99,7 +99,11 @@ def finetune(
         )
         tokenizer = load_tokenizer(source.tokenizer)
         _require_fitting(settings, source)
-        data = load_task(task, sources, tokenizer, length=settings.length)
+        length = settings.length
+        if length is None:
+            most = source.config.model.max_position_embeddings
+            length = min(TASK_KINDS[task.kind].default_length, most)
+        data = load_task(task, sources, tokenizer, length=length)
         place, seeds = location.at(workdir), range(settings.seed, settings.seed + settings.seeds)
         if len(seeds) > 1 and distributed.broadcast_from_main(
             lambda: int(run_directory.CONFIG in place.names())
@@ -112,7 +116,7 @@ def finetune(
         for seed in seeds:
             each = dataclasses.replace(settings, seed=seed)
             path = workdir if len(seeds) == 1 else place.inside("runs", _name(each))
-            config = _config(source, data, each)
+            config = _config(source, data, each, length=length)
             found.append(_with_restarts(config, each, data, source, path, mesh=mesh, guard=guard))
             if len(seeds) > 1:
                 note(f"run {len(found)} of {len(seeds)} is complete")
@@ -129,7 +133,7 @@ def _require_fitting(settings: Settings, source: LoadedCheckpoint) -> None:
     if frozen > layers:
         raise UsageError(f"`freeze_layers` {frozen}: the model has only {layers} layers")
     most = source.config.model.max_position_embeddings
-    if not _SHORTEST <= length <= most:
+    if length is not None and not _SHORTEST <= length <= most:
         raise UsageError(
             f"`length` {length}: checkpoint {source.directory} supports {_SHORTEST} to {most} "
             f"tokens per row; use `length` {most} or less"
@@ -143,7 +147,7 @@ def _name(run: Settings) -> str:
     )
 
 
-def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainConfig:
+def _config(source: LoadedCheckpoint, data: TaskData, run: Settings, *, length: int) -> TrainConfig:
     rows = len(data.train.encoded.features)
     steps = max(1, int(rows * run.epochs / run.batch_size))
     every = max(1, rows // run.batch_size)
@@ -164,7 +168,7 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings) -> TrainCon
         ),
         phases=(
             PhaseConfig(
-                sequence_length=run.length,
+                sequence_length=length,
                 steps=steps,
                 global_batch_size=run.batch_size,
                 max_predictions=1,

@@ -13,6 +13,7 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig, TrainConfig
+from bert_jax.config_loader import load_config_json
 from bert_jax.data.tasks.squad import Question
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_sentencepiece
@@ -335,7 +336,7 @@ def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue
         rows = [f"{line.split(chr(9))[0]}\t{int(i % 8 == 0)}" for i, line in enumerate(lines)]
         (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     home = tmp_path / "runs"
-    command = finetune(encoder, home, "--task", "sst2", "--data", str(folder), "--max-length", "16")
+    command = finetune(encoder, home, "--task", "sst2", "--data", str(folder))
     command += ["--seeds", "2", "--restarts", "1", "--epochs", "1", "--learning-rate", "1e-6"]
     command += ["--batch-size", "16"]
     assert main(command) == 0
@@ -347,6 +348,8 @@ def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue
     for directory in setting["directories"]:
         assert Path(directory).name == "restart-1"
         assert result_of(Path(directory).parent)["diverged"]
+        # The default, 128, is more than the model has.
+        assert load_config_json(Path(directory) / "config.json").phases[0].sequence_length == 48
     assert main(command) == 0  # everything is there already
 
 
@@ -681,7 +684,10 @@ _REFUSED = {
         ["--task", "sst2", "--data", "{glue}", "--max-length", "16", "--freeze-layers", "3"],
         "--freeze-layers 3: the model has only 2 layers",
     ),
-    "too long": (["--task", "sst2", "--data", "{glue}"], "--max-length 128: checkpoint"),
+    "too long": (
+        ["--task", "sst2", "--data", "{glue}", "--max-length", "49"],
+        "--max-length 49: checkpoint",
+    ),
     "too short": (["--task", "sst2", "--data", "{glue}", "--max-length", "1"], "8 to 48 tokens"),
     "restarts": (["--task", "sst2", "--data", "{glue}", "--restarts", "-1"], "--restarts -1"),
     "a file beside a folder": (

@@ -235,7 +235,7 @@ def test_evaluations_take_at_most_a_tenth_of_the_time(encoder, tmp_path):
     for name in ("few", "many"):
         sources = Sources(train=tmp_path / "train.jsonl", dev=tmp_path / f"{name}.jsonl")
         data = load_task(spec, sources, load_tokenizer(encoder), length=16)
-        config = _config(source, data, Settings(length=16, batch_size=8))
+        config = _config(source, data, Settings(batch_size=8), length=16)
         found[name] = config.evaluation.every_steps
     assert found == {"few": 13, "many": 250}
 

@@ -65,7 +65,8 @@ class TaskRowsOptions(TableFormat):
     )
     train_rows: int | None = setting(None, "N: use the first N training examples only")
     length: Annotated[int | None, "--max-length"] = setting(
-        None, "N: most tokens per sequence (default: 128; 384 for squad)"
+        None,
+        "N: most tokens per sequence (default: 128; 384 for squad; fewer if the model has fewer)",
     )
     truncation: Literal["longest_first", "only_first", "only_second", "never"] = setting(
         "longest_first", "which text to truncate if a sequence is too long"
@@ -175,14 +176,10 @@ def _spec(options: FinetuneOptions) -> Any:
 
 
 def _finetune(options: FinetuneOptions, spec: Any) -> dict[str, Any]:
-    from bert_jax.registry import TASK_KINDS
     from bert_jax.tasks.finetune import Settings
     from bert_jax.tasks.sweep import finetune
     from bert_jax.tasks.task import Sources
 
-    length = options.length
-    if length is None:
-        length = TASK_KINDS[spec.kind].default_length
     return finetune(
         options.checkpoint,
         options.workdir,
@@ -191,8 +188,5 @@ def _finetune(options: FinetuneOptions, spec: Any) -> dict[str, Any]:
             reading=options.reading(skips_records=options.on_bad_record == "skip"),
             **options.fields_of(Sources),
         ),
-        Settings(
-            **options.fields_of(Settings)
-            | {"length": length, "overrides": tuple(options.changes())}
-        ),
+        Settings(**options.fields_of(Settings) | {"overrides": tuple(options.changes())}),
     )
