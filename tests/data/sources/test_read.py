@@ -90,6 +90,9 @@ def test_missing_sources_are_errors_before_reading(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.pdf").write_text("x")
+    for name in ("corpus/train/00000.tokens.npy", "corpus/tokenizer/vocab.txt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("x")
     os.mkfifo(tmp_path / "pipe.txt")
     good = str(tmp_path / "a.txt")
     for bad, expected in {
@@ -97,6 +100,8 @@ def test_missing_sources_are_errors_before_reading(tmp_path):
         "*.jsonl": "no file matches",
         "empty": ".wet, .fasta, .fa, .faa, .fna (each also .gz, .bz2, .xz, .zst) file in",
         "a.pdf": "not one of .txt",
+        "corpus": "is a prepared corpus, not text",
+        "../" + tmp_path.name: "corpus is a prepared corpus, not text",
         "pipe.txt": "is not a plain file, and sources are read twice",
     }.items():
         with pytest.raises(UsageError) as caught:
