@@ -109,6 +109,20 @@ def test_bad_sources(tmp_path, refused, content, message):
     assert not (tmp_path / "c" / "corpus.json").exists()
 
 
+def test_a_missing_column(tmp_path, refused):
+    """Neither verb proposes to skip the file."""
+    source, there = tmp_path / "a.csv", [f"c{n}" for n in range(12)]
+    source.write_text("\n".join([",".join(there)] * 3))
+    said = refused(2, "prepare", "--source", source, "--output-dir", tmp_path / "c", "--workers", 1)
+    assert said.endswith("only c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, .... "
+                         "Name the column of the text with --text-column")  # fmt: skip
+    said = refused(
+        2, "mine", tmp_path, "--input", source, "--text-column", "q", "--text-column", "p",
+        "--output-file", tmp_path / "m.jsonl",
+    )  # fmt: skip
+    assert "c9, .... Name one of these with --text-column; if the first line" in said
+
+
 def test_unknown_tokenizer(tmp_path, refused):
     source = tiny_corpus.write(tmp_path / "a.txt")
     said = refused(

@@ -16,6 +16,7 @@ from bert_jax.data.corpus.look import Found
 from bert_jax.data.corpus.store import SPLITS
 from bert_jax.data.language.guess import note_other_language
 from bert_jax.data.matching.contamination import FEWEST
+from bert_jax.data.sources.columns import NO_COLUMN
 from bert_jax.data.sources.stream import Findings
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
@@ -230,14 +231,17 @@ def _note_bad(job: Job, counts: Counts) -> None:
     """
     findings = counts.findings
     files = [*findings.files.values()]
+    # `text_column`, which these errors name, is the fix.
+    lacks_column = all(NO_COLUMN in why for why in files)
     if len(files) == 1 and not job.options.skips_bad_records:
-        raise UsageError(f"{files[0]}; fix the file, or skip it with `on_bad_record` skip")
+        fix = "" if lacks_column else "; fix the file, or skip it with `on_bad_record` skip"
+        raise UsageError(f"{files[0]}{fix}")
     if files:
         more = [f"  and {len(files) - _LISTED:,} more"] * (len(files) > _LISTED)
         listed = [f"  {why}" for why in files[:_LISTED]] + more
         if not job.options.skips_bad_records:
-            fix = "fix them, or skip them with `on_bad_record` skip"
-            raise UsageError(f"{len(files):,} files cannot be read:", *listed, fix)
+            fix = [] if lacks_column else ["fix them, or skip them with `on_bad_record` skip"]
+            raise UsageError(f"{len(files):,} files cannot be read:", *listed, *fix)
         for line in (f"skipped {len(files):,} files that cannot be read:", *listed):
             note(line)
     bad = findings.records.total()

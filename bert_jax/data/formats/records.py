@@ -11,5 +11,5 @@ from bert_jax.data.sources.stream import SourceStream
 
 def read_records(path: Path, stream: SourceStream) -> Iterator[Document]:
     """Yields the documents in the column `text_column` of a file of rows."""
-    columns = Columns([stream.reading.fields], "`text_column` names the column of the text")
+    columns = Columns([stream.reading.fields], "name the column of the text with `text_column`")
     return documents_of(rows(path, stream, columns), stream)

@@ -9,6 +9,9 @@ from bert_jax.errors import UsageError, brief, did_you_mean
 
 # Longer lines or rows are rejected, because a whole row is held in memory.
 LONGEST_RECORD_BYTES = 128 << 20
+_LISTED = 10  # column names in a message
+# The kind of the error for a file without a requested column, in its message.
+NO_COLUMN = ": no column "
 # Column names are compared composed: macOS decomposes letters that a keyboard composes.
 nfc = functools.partial(unicodedata.normalize, "NFC")
 
@@ -39,7 +42,7 @@ def no_column(where: str, names: Sequence[str], there: Iterable[Any], remedy: st
     """Returns the error for a column that is missing in a file or a record at `where`."""
     found = [*map(str, there)]
     return UsageError(
-        f"{where}: no column {' or '.join(map(repr, names))}, only "
+        f"{where}{NO_COLUMN}{' or '.join(map(repr, names))}, only "
         f"{listed(found) or 'empty objects'}."
         f"{did_you_mean(names[0], found)} {remedy[0].upper()}{remedy[1:]}"
     )
@@ -47,7 +50,9 @@ def no_column(where: str, names: Sequence[str], there: Iterable[Any], remedy: st
 
 def listed(names: Sequence[str]) -> str:
     """Returns the names of columns for a message, or the first ones of many."""
-    return ", ".join(brief(name)[1:-1] for name in names[:20]) + ", ..." * (len(names) > 20)
+    return ", ".join(brief(name)[1:-1] for name in names[:_LISTED]) + ", ..." * (
+        len(names) > _LISTED
+    )
 
 
 def decoded(value: bytes, encoding: str) -> str | UnicodeDecodeError:

@@ -233,6 +233,6 @@ def _read_tfds(
     """Yields the documents of `tfds:NAME[/CONFIG][:SPLIT]`: the text of each record."""
     if reading.splits != TRAIN and ":" not in source.removeprefix("tfds:"):
         raise UsageError(f"{source}: name its split, for example {source}:test")
-    columns = Columns([reading.fields], "`text_column` names the feature of the text")
+    columns = Columns([reading.fields], "name the feature of the text with `text_column`")
     records = Records(source, reading, findings)
     yield from documents_of(tfds_rows(source, records, columns), records)

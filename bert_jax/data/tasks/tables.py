@@ -35,9 +35,9 @@ from bert_jax.progress import note
 _PLAIN = ".txt"
 # Labels that mean "no label": SNLI marks examples without agreement of the annotators like this.
 _UNLABELLED = ("", "-")
-_REMEDY = (
-    "name one of these; if the first line is not a header, name the columns with `columns` a,b,c; "
-    "the character between cells is `delimiter`"
+_OF_TABLE = (
+    "if the first line is not a header, name the columns with `columns` a,b,c; the character "
+    "between cells is `delimiter`"
 )
 
 
@@ -97,7 +97,10 @@ def read_rows(
     of_cells = "repair the line"
     if MORE not in reading.columns:
         of_cells = f"ignore further cells with `columns` {','.join([*reading.columns, MORE])}"
-    columns = Columns([(nfc(name),) for name in names], _REMEDY, of_cells)
+    fields = {"text": text_columns, "label": label_column, "id": id_column}
+    given = " or ".join(f"`{field}`" for field, asked in fields.items() if asked)
+    remedy = f"name one of these with {given}; {_OF_TABLE}"
+    columns = Columns([(nfc(name),) for name in names], remedy, of_cells)
     findings = Findings()
     records = Records(source, reading, findings)
     found: list[TextRow] = []
@@ -173,7 +176,7 @@ def _of_file(
     plain = {"columns": names, "delimiter": "\t", "quoting": UNQUOTED}
     stream.ending, stream.reading = ".tsv", dataclasses.replace(stream.reading, **plain)
     write = f"write {' and '.join(names)}, with a tab between two, or a table with a header"
-    for row in rows(path, stream, Columns([(name,) for name in names], _REMEDY, write)):
+    for row in rows(path, stream, Columns([(name,) for name in names], _OF_TABLE, write)):
         yield row, int(row.location.rpartition(" ")[2]) - 1
 
 

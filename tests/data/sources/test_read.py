@@ -167,7 +167,9 @@ def test_tfds(tfds_folder, monkeypatch):
     assert found == documents("tfds:tiny_text/plain:train")
     assert documents("tfds:tiny_text/plain:test") == DOCUMENTS[:1]
     assert documents("tfds:tiny_text/plain:1.0.0:train[1:]") == found[1:]
-    assert "no column 'text', only first, second. `text_column`" in refusal("tfds:tiny_text/other")
+    assert "no column 'text', only first, second. Name the feature" in refusal(
+        "tfds:tiny_text/other"
+    )
     second = SourceOptions(text_field="none, second")
     assert sorted(read_documents(["tfds:tiny_text/other"], second)) == sorted(DOCUMENTS)
     named = SourceOptions(text_field="title")
