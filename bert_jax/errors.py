@@ -62,7 +62,9 @@ class NonFinite(BertJaxError):
 
 
 class Diverged(BertJaxError):
-    """The loss stays far above the loss of a random prediction."""
+    """The loss stays far above the loss of a random prediction, or no fine-tuning run has a
+    score.
+    """
 
     exit_code = 8
 

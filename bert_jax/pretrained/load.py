@@ -17,12 +17,12 @@ from bert_jax.config_checks import require_registered
 from bert_jax.data.corpus.store import MANIFEST, Corpus
 from bert_jax.data.tokenizer import hub, tokenizer_files
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.errors import NoUsableCheckpoint, UsageError
+from bert_jax.errors import Diverged, NoUsableCheckpoint, UsageError
 from bert_jax.interchange import huggingface, sentence_transformers, tf1
 from bert_jax.interchange.name_map import Foreign
 from bert_jax.model import bert, sharding
 from bert_jax.registry import OBJECTIVES
-from bert_jax.workdir import checkpoint, location, log_reader, recovery
+from bert_jax.workdir import checkpoint, location, log_reader, recovery, run_directory
 from bert_jax.workdir.run_directory import CONFIG, TOKENIZER, nearby
 
 # The sections of a run's config that determine its validation rows and metrics.
@@ -205,6 +205,7 @@ def _load_step(directory: Path, step: int | None, mesh: Mesh) -> LoadedCheckpoin
         recovery.require_good(directory, step)
     else:
         step = recovery.newest_good_step(directory)
+        _require_score(directory, step or 0)
     if step is None:
         name = location.at(directory).name
         raise NoUsableCheckpoint(f"workdir {name} has no finished checkpoint yet")
@@ -213,6 +214,17 @@ def _load_step(directory: Path, step: int | None, mesh: Mesh) -> LoadedCheckpoin
     with jax.set_mesh(mesh):
         params = checkpoint.load_part(directory, "params", step=step, config=config, mesh=mesh)
     return LoadedCheckpoint(directory, step, config.at_step(step), params, directory / TOKENIZER)
+
+
+def _require_score(directory: Path, step: int) -> None:
+    """Raises Diverged if `step` is the end of a fine-tuning run that diverged without a score."""
+    ended = run_directory.result_of(directory)
+    if ended.get("diverged") and not ended["scores"] and step >= ended["steps"]:
+        raise Diverged(
+            f"`checkpoint` {location.at(directory).name} diverged: {ended['reason']}; use the run "
+            "that results.json names, fine-tune again with a lower `learning_rate`, or name a step "
+            "(checkpoints/STEP)"
+        )
 
 
 def foreign_config(foreign: Foreign) -> TrainConfig:

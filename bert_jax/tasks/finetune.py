@@ -55,6 +55,8 @@ from bert_jax.workdir.run_directory import is_same_place
 
 # The fields of `Settings` that are not in the config; config.json of a run stores them as `recipe`.
 RECIPE = ("epochs", "layer_decay", "freeze_layers")
+# A run of fewer updates has hardly learned, which another seed would not change.
+_FEWEST_UPDATES = 10
 # Number of batches that are searched for the largest one: batches have at most eight sizes.
 _BATCHES_LOOKED_AT = 16
 
@@ -148,7 +150,7 @@ def train(
             "scores": scores,
             "train_loss": closing.row.get("loss"),
             "examples_per_second": closing.row.get("examples_per_second", 0.0),
-            "diverged": _has_diverged(data, scores),
+            "diverged": closing.step >= _FEWEST_UPDATES and _has_diverged(data, scores),
             "reason": "it predicts no better than one answer for all rows",
         }
     if distributed.is_main():

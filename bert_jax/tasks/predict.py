@@ -42,10 +42,11 @@ class Predictor:
                 f"`checkpoint` {checkpoint} is not a workdir of bert-jax finetune; fine-tune the "
                 "model first"
             )
-        if run_directory.result_of(self._source.directory).get("diverged"):
+        ended = run_directory.result_of(self._source.directory)
+        if ended.get("diverged"):
             note(
-                f"`checkpoint` {checkpoint} diverged: it predicts no better than one answer for "
-                "all rows; results.json names the best run"
+                f"warning: `checkpoint` {checkpoint} diverged: {ended['reason']}; results.json "
+                "names the best run"
             )
         self.spec: TaskSpec = from_dict(stored["task"], TaskSpec)
         if null_threshold is not None:

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bert_jax.errors import NonFinite
+from bert_jax.errors import Diverged
 from bert_jax.pretrained.model_card import markdown_table
 from bert_jax.registry import TASK_KINDS
 from bert_jax.tasks.task import TaskSpec
@@ -14,18 +14,18 @@ _SETTINGS = ("batch_size", "learning_rate", "epochs")
 
 def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the content of `results.json`: the settings, the scores over the seeds, and the
-    directory of the best run.
+    directory of the best run, and whether all runs diverged.
 
     A score is the median over the seeds; the spread is the minimum, the maximum and the sample
     standard deviation. Only the last attempt of a seed counts; earlier attempts are counted as
     divergent. A seed without a score is counted but excluded from the median. Scores are in
-    percent, or correlation x 100. Raises NonFinite if no run has a score.
+    percent, or correlation x 100. Raises Diverged if no run has a score.
     """
     scored = [run for run in results if run["scores"]]
     if not scored:
-        raise NonFinite(
-            f"all {len(results)} runs of {spec.name} diverged without a score; "
-            "lower `learning_rate`"
+        raise Diverged(
+            f"all {len(results)} runs of {spec.name} diverged: {results[-1]['reason']}; fine-tune "
+            "again with a lower `learning_rate`"
         )
     scores = [_flat(spec, run["scores"]) for run in scored]
     best = {
@@ -43,7 +43,13 @@ def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, An
     first = spec.metrics[0]
     main = next(name for name in best["scores"] if name == first or name.endswith(f" {first}"))
     best_run = max(scored, key=lambda run: _flat(spec, run["scores"])[main])
-    return {"task": spec.name, "metric": main, "best": best, "directory": best_run["directory"]}
+    return {
+        "task": spec.name,
+        "metric": main,
+        "best": best,
+        "directory": best_run["directory"],
+        "diverged": all(run["diverged"] for run in results),
+    }
 
 
 def _flat(spec: TaskSpec, scores: dict[str, dict[str, float]]) -> dict[str, float]:

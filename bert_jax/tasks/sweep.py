@@ -85,7 +85,8 @@ def finetune(
     A single run is in `workdir`, several runs are in `workdir/runs/NAME`; `results.json` and
     `results.md` are in `workdir`. A diverged run is restarted in its folder `restart-N`.
     `checkpoint` is anything with an encoder; its classifier is ignored. `spec` may be an entry of
-    TASKS, or the name of one. Nothing is written before all rows have been read and checked.
+    TASKS, or the name of one. Nothing is written before all rows have been read and checked. Raises
+    Diverged if no run has a score.
     """
     named = TASKS[spec] if isinstance(spec, str) else spec
     task = named.spec if isinstance(named, NamedTask) else named

@@ -17,7 +17,7 @@ from bert_jax.config_loader import load_config_json
 from bert_jax.data.tasks.squad import Question
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_sentencepiece
-from bert_jax.errors import NonFinite, UsageError
+from bert_jax.errors import Diverged, NonFinite, UsageError
 from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.task import TaskObjective
@@ -343,6 +343,7 @@ def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue
     said = capsys.readouterr()
     assert "seed 0 diverged (it predicts no better than" in said.err
     assert "seed 1000 diverged" in said.err and "no restarts left" in said.err
+    assert "no run predicts better" in said.out and "predict with" not in said.out
     setting = json.loads((home / "results.json").read_text())["best"]
     assert setting["divergent"] == 4 and setting["seeds"] == [1000, 1001]
     for directory in setting["directories"]:
@@ -394,14 +395,17 @@ def test_a_loss_that_is_no_number_is_restarted(tmp_path, encoder, glue, capsys, 
     assert len(calls) == 2 and result_of(home)["scores"] == {}
     summary = json.loads((home / "results.json").read_text())
     assert summary["best"]["divergent"] >= 1 and summary["directory"].endswith("restart-1")
+    # No verb uses its parameters, which may not be finite.
+    assert main(["predict", str(home), "--input", str(glue / "dev.tsv")]) == 8
+    assert "run diverged: the loss is nan; use the run that" in capsys.readouterr().err
 
 
 def test_no_run_with_a_score_is_an_error():
     from bert_jax.tasks import results
 
     run = {"batch_size": 16, "learning_rate": 1.0, "epochs": 2.0, "seed": 0, "attempts": 3,
-           "diverged": True, "directory": "x", "scores": {}}  # fmt: skip
-    with pytest.raises(NonFinite, match="all 2 runs of sst2 diverged without a score; lower"):
+           "diverged": True, "directory": "x", "scores": {}, "reason": "nan"}  # fmt: skip
+    with pytest.raises(Diverged, match="all 2 runs of sst2 diverged: nan; fine-tune again"):
         results.summarise(spec_of("sst2"), [run, run | {"seed": 1}])
 
 

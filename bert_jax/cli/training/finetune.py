@@ -142,6 +142,9 @@ def run(options: FinetuneOptions) -> None:
     print(
         f"{best['examples_per_second']:,.0f} examples/s; {options.workdir}/results.md has the table"
     )
+    if summary["diverged"]:
+        print("no run predicts better than one answer for all rows: change --learning-rate or data")
+        return
     print(f"predict with\n  bert-jax predict {summary['directory']} --input FILE")
 
 
