@@ -346,8 +346,9 @@ file, field or value and the fix.
 
 After the codes marked *yes*, the same command resumes from the last checkpoint, and a supervisor
 can restart it without a person, as `launch/worker.sh` does. After codes 2 to 8, a restart would
-fail with the same error. After 1, 130 and 141, the same command resumes a run, but read the message
-first: the error behind 1 may occur again, and 130 is the decision of a person."""
+fail with the same error. The error behind 1 may be transient or may occur again, so
+`launch/worker.sh` restarts it a limited number of times. After 130 and 141, the same command
+resumes a run, but 130 is the decision of a person."""
 _OTHER_CODES = {
     0: "The command succeeded.",
     command._PIPE_CLOSED: "The reader of the output closed the pipe, as `head` does, or the "
@@ -369,20 +370,21 @@ def exit_codes() -> str:
         "An unexpected error, with a traceback. An operation that fails because another process "
         "was lost also ends with this code.",
     )
-    restarted = _restarted()
+    restarts = {0: ""} | _restarts()
     cells = (
-        (f"{code}", name, text, "" if code == 0 else "yes" if code in restarted else "no")
+        (f"{code}", name, text, restarts.get(code, "no"))
         for code, (name, text) in sorted(rows.items())
     )
     head = ("code", "error", "meaning", "restart automatically")
     return page("# Exit codes", _EXIT_CODES, table(head, cells))
 
 
-def _restarted() -> set[int]:
-    """Returns the exit codes after which the unit of launch/worker.sh starts the trainer again."""
+def _restarts() -> dict[int, str]:
+    """Returns how often launch/worker.sh restarts the trainer after each exit code."""
     script = (_ROOT / "launch" / "worker.sh").read_text(encoding="utf-8")
     (listed,) = re.findall(r"^RESTART='([\d ]+)", script, re.MULTILINE)
-    return {int(code) for code in listed.split()}
+    (crashes,) = re.findall(r"^CRASHES=(\d+)", script, re.MULTILINE)
+    return {int(code): "yes" for code in listed.split()} | {1: f"at most {crashes} times"}
 
 
 # --- the Python API -------------------------------------------------------------------------------

@@ -10,8 +10,9 @@
 #   worker.sh train, worker.sh ended    the commands of the unit
 
 # The unit is enabled, so systemd starts it at boot, and restarts it after the exit codes in RESTART. A reboot, host maintenance
-# or a lost peer therefore resumes the run from its last checkpoint. FINAL codes leave the file `exit`, which the unit refuses to
-# start with: a finished run, and an error that would occur again, are not started at boot.
+# or a lost peer therefore resumes the run from its last checkpoint. Other codes leave the file `exit`, which the unit refuses to
+# start with: a finished run, and an error that would occur again, are not started at boot. An unexpected error (1) may be
+# transient, or the loss of a peer, so it is restarted CRASHES times before it leaves the file.
 
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -20,6 +21,8 @@ LOG=$PLACE/log/train.log
 UNIT=${BERT_JAX_UNITS:-/etc/systemd/system}/bert-jax.service
 # Preempted, network failed, peer lost, killed, terminated, hang (docs/reference/exit-codes.md).
 RESTART='42 75 134 137 143 200 SIGKILL SIGABRT'
+# As maxRestarts of jobset.yaml; counted from `start` on.
+CRASHES=10
 
 say() { echo "== $(date '+%F %T') $(hostname): $*"; }
 
@@ -44,7 +47,7 @@ StandardError=append:$LOG
 # SIGTERM is only sent to the trainer, which saves and exits with 42.
 KillMode=mixed
 TimeoutStopSec=300
-RestartForceExitStatus=$RESTART
+RestartForceExitStatus=1 $RESTART SIGSEGV SIGBUS
 RestartSec=30
 # The drivers of v5e, v5p and v6e lock memory.
 LimitMEMLOCK=infinity
@@ -67,7 +70,7 @@ start() { # ARGUMENT...
         return
     fi
     mkdir -p "$PLACE/log"
-    rm -f "$PLACE/exit" "$PLACE/last"
+    rm -f "$PLACE/exit" "$PLACE/last" "$PLACE/crashes"
     {
         echo "$arguments"
         for name in LIBTPU_INIT_ARGS JAX_COMPILATION_CACHE_DIR WORKDIR; do
@@ -99,7 +102,7 @@ train() {
 
 # systemd sets EXIT_STATUS to the exit code or the name of the signal.
 ended() {
-    local code=${EXIT_STATUS:-1}
+    local code=${EXIT_STATUS:-1} crashes=0
     case $code in
         KILL) code=137 ;;
         ABRT) code=134 ;;
@@ -108,7 +111,15 @@ ended() {
     esac
     say "exit code $code"
     echo "$code" >"$PLACE/last"
-    if [[ " $RESTART " != *" $code "* ]]; then echo "$code" >"$PLACE/exit"; fi
+    if ((code == 1)); then
+        echo >>"$PLACE/crashes"
+        crashes=$(wc -l <"$PLACE/crashes")
+    fi
+    if ((code == 1 && crashes <= CRASHES)); then
+        say "an unexpected error: restarting, at most $CRASHES times"
+    elif [[ " $RESTART " != *" $code "* ]]; then
+        echo "$code" >"$PLACE/exit"
+    fi
     # The log is copied, because the disk of this host may be deleted.
     # shellcheck source=/dev/null
     source "$PLACE/run.sh"

@@ -185,6 +185,22 @@ def test_the_unit_saves_at_sigterm_and_keeps_the_code(cloud):
     check_unit(here.home() / "bert-jax.service", unit, "LimitMEMLOCK=infinity")
 
 
+def test_an_unexpected_error_is_restarted_ten_times(cloud):
+    """An error of one host must not end a run at night, and a bug must not run for ever."""
+    here = cloud()
+    place = with_trainer(here)
+    worker(here, "start", "quick")
+    wait_until((place / "exit").exists)
+    (place / "exit").unlink()
+    (place / "crashes").write_text("\n" * 9)
+    worker(here, "ended", EXIT_STATUS="1")
+    assert not (place / "exit").exists()
+    worker(here, "ended", EXIT_STATUS="SEGV")
+    assert (place / "exit").read_text() == "1\n"
+    worker(here, "start", "quick")
+    assert not (place / "crashes").exists()
+
+
 # --- values from outside -------------------------------------------------------------------------
 
 
