@@ -72,60 +72,62 @@ _MODULES = {verb: module for verbs in _GROUPS.values() for verb, module in verbs
 # The verbs of the laboratory only if it is installed.
 VERBS = {verb: module for verb, module in _MODULES.items() if registry.is_available(module)}
 GROUPS = {name: tuple(verb for verb in verbs if verb in VERBS) for name, verbs in _GROUPS.items()}
-_EPOCHS = "--steps N ('bert-jax config sequences CONFIG --corpus DIR' prints sequences per epoch)"
-_RESUME = "the same command without this option: it resumes the run in --workdir"
-_WITHOUT = "X without this option"
-# Verbs and options of other programs -> the replacement: the first alternative with an option that
-# the verb has. X is the value. `_WITHOUT` is for verbs with a positional CHECKPOINT or WORKDIR.
-_FOREIGN: dict[str, tuple[str, ...]] = {
-    "train": ("pretrain",),
-    "eval": ("evaluate",),
-    "fine-tune": ("finetune",),
-    "infer": ("predict",),
-    "encode": ("embed",),
-    "convert": ("export",),
-    "configs": ("config list",),
-    "show": ("config show",),
-    "import": ("pretrain CONFIG --init-from DIR",),
-    "--lr": ("--learning-rate X", "--set optimizer.learning_rate=X"),
-    "--per-device-train-batch-size": ("--batch-size N: sequences per update, over all devices",),
-    "--train-batch-size": ("--batch-size X",),
-    "--max-steps": ("--steps X", "--epochs N: fine-tuning counts epochs"),
-    "--steps": ("--epochs N: fine-tuning counts epochs",),
-    "--epochs": (_EPOCHS,),
-    "--num-train-epochs": ("--epochs X", _EPOCHS),
-    "--max-seq-length": ("--max-length X", "--set phases.0.sequence_length=X"),
-    "--max-length": ("--set phases.0.sequence_length=X",),
-    "--length": ("--max-length X", "--set phases.0.sequence_length=X"),
-    "--warmup-steps": ("--set optimizer.warmup_steps=X",),
-    "--mlm-probability": ("--set data.masked_lm_prob=X",),
-    "--logging-steps": ("--set log_every_steps=X",),
-    "--save-steps": ("--set checkpoint.every_steps=X",),
-    "--eval-steps": ("--set evaluation.every_steps=X",),
-    "--gradient-accumulation-steps": ("--set optimizer.gradient_accumulation_steps=X",),
-    "--optim": ("--set optimizer.kind=X",),
-    "--overwrite-output-dir": ("--workdir DIR with a new directory",),
-    "--weight-decay": ("--set optimizer.weight_decay=X",),
-    "--bf16": ("--set compute.dtype=bfloat16",),
-    "--fp16": ("--set compute.dtype=bfloat16",),
-    "--resume": (_RESUME,),
-    "--resume-from-checkpoint": (_RESUME,),
-    "--data": ("--source X", "--corpus X", "--train X"),
-    "--input": ("--source X", "--corpus X"),
-    "--train-file": ("--train X", "--source X", "--corpus DIR, made by bert-jax prepare"),
-    "--dataset-name": ("--source hf:X", "--train hf:X", "--corpus DIR, made by bert-jax prepare"),
-    "--checkpoint": (_WITHOUT, "--init-from X"),
-    "--model": (_WITHOUT, "--init-from X"),
-    "--model-name-or-path": (_WITHOUT, "--init-from X"),
-    "--workdir": (_WITHOUT,),
-    "--output": ("--output-dir X", "--output-file X", "--workdir X"),
-    "--output-dir": ("--output-file X", "--workdir X"),
-    "--output-file": ("--output-dir X",),
-    "--text": ("--text-column X",),
-    "--label": ("--label-column X",),
-    "--report-to": ("--tracker X",),
-    "--wandb": ("--tracker wandb",),
+# Verbs and options of other programs, of one meaning -> the replacement: the first alternative with
+# an option that the verb has, or without one. X is the value. `_WITHOUT` is for verbs with a
+# positional CHECKPOINT or WORKDIR.
+_WITHOUT, _NOTHING = "X without this option", "the same command without this option"
+_FOREIGN: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("infer",): ("predict",),
+    ("encode",): ("embed",),
+    ("convert",): ("export",),
+    ("configs",): ("config list",),
+    ("import",): ("pretrain CONFIG --init-from DIR",),
+    ("--lr",): ("--learning-rate X", "--set optimizer.learning_rate=X"),
+    ("--train-batch-size", "--per-device-train-batch-size"): (
+        "--batch-size N: examples per update, over all devices",
+    ),
+    ("--steps", "--max-steps"): ("--steps X", "--epochs N: fine-tuning counts epochs"),
+    ("--epochs", "--num-train-epochs"): (
+        "--epochs X",
+        "--steps N ('bert-jax config sequences CONFIG --corpus DIR' prints sequences per epoch)",
+        f"{_NOTHING}: only pretrain and finetune train",
+    ),
+    ("--length", "--max-length", "--max-seq-length"): (
+        "--max-length X",
+        "--set phases.0.sequence_length=X",
+    ),
+    ("--warmup-steps",): ("--set optimizer.warmup_steps=X",),
+    ("--mlm-probability",): ("--set data.masked_lm_prob=X",),
+    ("--logging-steps",): ("--set log_every_steps=X",),
+    ("--save-steps",): ("--set checkpoint.every_steps=X",),
+    ("--eval-steps",): ("--set evaluation.every_steps=X",),
+    ("--gradient-accumulation-steps",): ("--set optimizer.gradient_accumulation_steps=X",),
+    ("--weight-decay",): ("--set optimizer.weight_decay=X",),
+    ("--bf16", "--fp16"): (
+        "--set compute.dtype=bfloat16",
+        f"{_NOTHING}: only training has a choice of number type",
+    ),
+    ("--gpu", "--gpus", "--device"): (
+        f"{_NOTHING}: it uses all devices; CUDA_VISIBLE_DEVICES=0 or JAX_PLATFORMS=cpu limits them",
+    ),
+    ("--do-train", "--do-eval"): (
+        f"{_NOTHING}: pretrain and finetune train and evaluate, evaluate only evaluates",
+    ),
+    ("--resume", "--resume-from-checkpoint"): (f"{_NOTHING}: it resumes the run in --workdir",),
+    ("--data", "--input", "--train-file", "--dataset-name"): (
+        "--train X",
+        "--source X",
+        "--corpus DIR, made by bert-jax prepare",
+    ),
+    ("--checkpoint", "--model", "--model-name-or-path", "--workdir"): (_WITHOUT, "--init-from X"),
+    ("--output", "--output-dir", "--output-file"): (
+        "--output-dir X",
+        "--output-file X",
+        "--workdir X",
+    ),
+    ("--wandb", "--report-to"): ("--tracker wandb",),
 }
+_REPLACEMENTS = {name: texts for names, texts in _FOREIGN.items() for name in names}
 
 
 # Verbs that pass on the words after `--`: the option with these words, and the option that uses
@@ -197,7 +199,7 @@ class Parser(argparse.ArgumentParser):
             if not equals:
                 value = following[0] if following and not following[0].startswith("-") else ""
             plain = option.lower().replace("_", "-")
-            for text in (f"{plain} X", *_FOREIGN.get(plain, ())):
+            for text in (f"{plain} X", *_REPLACEMENTS.get(plain, ())):
                 if text == _WITHOUT and places & {"CHECKPOINT", "WORKDIR"}:
                     return f"there is no {option}: write {value or 'CHECKPOINT'} without {option}"
                 if text.split()[0] in known or not text.startswith(("--", "X")):
@@ -224,7 +226,7 @@ def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     if verb.startswith("-"):
         return parser.parse_args(words)
     if verb not in verbs:
-        (meant,) = _FOREIGN.get(verb.lower().replace("_", "-"), (verb,))
+        (meant,) = _REPLACEMENTS.get(verb.lower().replace("_", "-"), (verb,))
         if meant.split()[0] in _MODULES.keys() - verbs.keys():
             parser.error(f"{meant!r} is part of {registry.LABORATORY}, which is not installed")
         close = (

@@ -205,6 +205,12 @@ def test_show_prints_the_config(config, capsys):
         ("report --workdir runs/base", "write runs/base without --workdir"),
         ("pretrain --wandb", "write --tracker wandb"),
         ("finetune --wandb", "write --tracker wandb"),
+        ("pretrain --fp16", "write --set compute.dtype=bfloat16"),
+        ("embed --bf16", "write the same command without this option: only training"),
+        ("pretrain --gpus 2", "write the same command without this option: it uses all devices"),
+        ("finetune --device cuda", "there is no --device: write the same command without"),
+        ("finetune --do_train", "there is no --do_train: write the same command without"),
+        ("predict --epochs 2", "write the same command without this option: only pretrain and"),
     ],
 )
 def test_usage(typed, said, capsys):
