@@ -9,6 +9,8 @@ import importlib.util
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -81,6 +83,18 @@ def test_a_file_is_short_and_the_package_does_not_know_it(path):
         text = module.read_text(encoding="utf-8")
         assert f"extend/{path.name}" not in text
         assert not any(f'"{name}"' in text for name in registered), module
+
+
+def test_the_code_of_the_guide_is_that_of_the_files_or_runs():
+    page = (ROOT / "docs" / "guides" / "extend.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    whole = [block for block in blocks if re.search("^from ", block, re.MULTILINE)]
+    files = "\n".join(path.read_text(encoding="utf-8") for path in _FILES)
+    for block in blocks:
+        for part in () if block in whole else block.strip().split("\n\n\n"):
+            assert part in files
+    # In another process: an entry would stay registered here.
+    assert subprocess.run([sys.executable, "-c", "\n".join(whole)]).returncode == 0
 
 
 def _extend(given: str) -> list[str]:
