@@ -351,6 +351,26 @@ def test_hours_and_prices_of_recipes_have_one_place():
             assert not re.search(rf"(?<![\d.]){re.escape(figure)}\b", text), (file.name, figure)
 
 
+def test_speeds_are_those_of_the_result_files():
+    """The figures of README.md and docs/results.md are the ranges of the measured ratios."""
+    results, shown = _ROOT / "benchmarks" / "results", r"(\d[\d.]*(?: to [\d.]+)?) times as fast"
+    bert, modern = (table(section(results / "gpu.md", name)) for name in ("BERT", "ModernBERT"))
+    cpu = table((results / "train-step-cpu.md").read_text(encoding="utf-8"), 1)
+    base = next(number for number, row in enumerate(cpu) if row[0].startswith("Base"))
+    measured = []
+    for ratios in (
+        [row[-1] for row in bert if row[1].startswith("transformers")],
+        [modern[-1][-1]],
+        [row[6] for row in cpu[base:]],
+    ):
+        ends = dict.fromkeys(f"{end(map(float, ratios)):.1f}" for end in (min, max))
+        measured.append(" to ".join(ends))
+    readme = " ".join((_ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert re.findall(shown, readme) == measured
+    speed = section(_ROOT / "docs" / "results.md", "Speed")
+    assert re.findall(shown, speed)[: len(measured)] == measured
+
+
 # --- links and names ------------------------------------------------------------------------------
 
 
