@@ -183,6 +183,7 @@ def _finetune(options: FinetuneOptions, spec: Any) -> dict[str, Any]:
     from bert_jax.tasks.sweep import finetune
     from bert_jax.tasks.task import Sources
 
+    overrides: dict[str, Any] = {"overrides": tuple(options.changes())}
     return finetune(
         options.checkpoint,
         options.workdir,
@@ -191,5 +192,5 @@ def _finetune(options: FinetuneOptions, spec: Any) -> dict[str, Any]:
             reading=options.reading(skips_records=options.on_bad_record == "skip"),
             **options.fields_of(Sources),
         ),
-        Settings(**options.fields_of(Settings) | {"overrides": tuple(options.changes())}),
+        Settings(**options.fields_of(Settings) | overrides),
     )
