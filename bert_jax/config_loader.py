@@ -18,18 +18,18 @@ from typing import Any
 
 from bert_jax import config as config_module
 from bert_jax import strict_json
-from bert_jax.config import TrainConfig, field_at, flatten, from_dict, to_dict
-from bert_jax.config.conversion import join
-from bert_jax.config.fields import fields_of, is_kind, is_section
+from bert_jax.config import TrainConfig, flatten, from_dict, to_dict
+from bert_jax.config.fields import fields_of
 from bert_jax.config_checks import complete, validate
-from bert_jax.errors import UsageError, brief, did_you_mean
+from bert_jax.errors import UsageError, did_you_mean
 
 # Whether a config is being loaded. Its file may load others.
 _IS_LOADING = contextvars.ContextVar("_IS_LOADING", default=False)
 
 
 def override(config: TrainConfig, assignments: Sequence[str]) -> TrainConfig:
-    """Applies `section.option=value` assignments: first those that choose a kind, then all others.
+    """Applies `section.option=value` assignments: those of a section or its kind before those of
+    the options in it.
 
     Values are read as JSON where possible (`3`, `1e-4`, `true`), and as text otherwise. Numbers
     index tuples (`phases.0.steps=100`); a tuple of one item needs no number (`phases.steps=100`).
@@ -37,20 +37,17 @@ def override(config: TrainConfig, assignments: Sequence[str]) -> TrainConfig:
     new kind keeps the options that it has in common with the old kind.
     """
 
-    def keeps_kind(assignment: tuple[str, Any]) -> bool:
-        path = assignment[0]
-        found = field_at(config, path)
-        return not (path.endswith(".kind") or (found is not None and is_kind(found.item)))
+    def depth(assignment: tuple[str, Any]) -> int:
+        return assignment[0].removesuffix(".kind").count(".")
 
-    values = to_dict(config)
-    for path, value in sorted(map(_parsed, assignments), key=keeps_kind):
+    for path, value in sorted(map(_parsed, assignments), key=depth):
         for name in reversed(path.split(".")):
             value = {name: value}
-        values = _merged(values, TrainConfig, value, "")
-    try:
-        return from_dict(values)
-    except UsageError as error:
-        raise UsageError(f"override {_with_path(str(error), config)}") from error
+        try:
+            config = from_dict(value, TrainConfig, base=config)
+        except UsageError as error:
+            raise UsageError(f"override {_with_path(str(error), config)}") from error
+    return config
 
 
 def _parsed(assignment: str) -> tuple[str, Any]:
@@ -66,42 +63,6 @@ def _parsed(assignment: str) -> tuple[str, Any]:
         return path, text
     except ValueError as error:
         raise UsageError(f"override {path}: {error}") from error
-
-
-def _merged(old: Any, cls: Any, new: Any, path: str) -> Any:
-    """Returns the JSON form of a value of class `cls`, with the named options replaced."""
-    if is_kind(cls) and isinstance(new, str):
-        new = {"kind": new}
-    if isinstance(old, list) and isinstance(new, dict):
-        if named := [name for name in new if is_section(cls) and name in fields_of(cls)]:
-            if len(old) != 1:
-                raise UsageError(
-                    f"override {path}.{named[0]}: the config has {len(old)} {path}, so write "
-                    f"{path}.0.{named[0]}=VALUE, one for each"
-                )
-            new = {"0": new}
-        known = {str(number) for number in range(len(old))}
-        for name in new.keys() - known:
-            there = f"items 0 to {len(old) - 1}" if old else "no items"
-            near = did_you_mean(name, fields_of(cls)) if is_section(cls) else ""
-            raise UsageError(f"override {path} has {there}, not {brief(name)}.{near}".rstrip("."))
-        return [_merged(item, cls, new[str(number)], f"{path}.{number}")
-                if str(number) in new else item for number, item in enumerate(old)]  # fmt: skip
-    if not isinstance(old, dict) or not isinstance(new, dict):
-        return new
-    name = new.get("kind", old.get("kind"))
-    if is_kind(cls) and isinstance(name, str) and name in cls.table:
-        cls = cls.of_kind(name)
-        old = {each: value for each, value in old.items() if each in fields_of(cls)} | {
-            "kind": name
-        }
-    fields = fields_of(cls) if is_section(cls) else {}
-    return old | {
-        each: _merged(old.get(each), fields[each].item, value, join(path, each))
-        if each in fields
-        else value
-        for each, value in new.items()
-    }
 
 
 def _with_path(error: str, config: TrainConfig) -> str:

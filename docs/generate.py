@@ -247,8 +247,7 @@ def _described(path: str) -> tuple[str, str, str, str]:
     field, kinds = documented()[path]
     assert field.doc.endswith("."), path
     doc, default = _unlinked(field.doc), field.default
-    registry = field.item.table if is_kind(field.item) else field.choices
-    if registry is not None:
+    if (registry := field.choices) is not None:
         names = [name for name in registry.names() if registry.is_builtin(name)]
         if any(f"`{name}`" not in doc for name in names):
             doc += f" Built-in: {', '.join(f'`{name}`' for name in names)}."
@@ -266,7 +265,7 @@ def _described(path: str) -> tuple[str, str, str, str]:
 def _values(path: str) -> Iterator[str]:
     """Yields a table of the values of a field, where a class with a docstring is behind each."""
     field = documented()[path].field
-    registry = field.item.table if is_kind(field.item) else field.choices
+    registry = field.choices
     if registry is None or path.startswith("phases."):
         return
     rows = []

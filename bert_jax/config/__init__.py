@@ -14,13 +14,13 @@ from msgspec import Meta
 
 from bert_jax.config import conversion
 from bert_jax.config.compute import CheckpointConfig, ComputeConfig, EvaluationConfig, MeshConfig
-from bert_jax.config.conversion import flatten, replaced, to_dict
+from bert_jax.config.conversion import flatten, leaves, replaced, to_dict
 from bert_jax.config.data import DataConfig
 from bert_jax.config.embedding import EmbeddingConfig, InfoNCE, PairLoss
-from bert_jax.config.fields import Count, Kind, Positive, field_at, fields_of, section, setting
+from bert_jax.config.fields import Count, Kind, Positive, section, setting
 from bert_jax.config.model import HeadConfig, Mixing, ModelConfig
 from bert_jax.config.optimizer import Optimizer, OptimizerConfig, Schedule
-from bert_jax.config.phase import OVERRIDES, PhaseConfig, growing
+from bert_jax.config.phase import PhaseConfig, growing
 from bert_jax.registry import HOOKS, OBJECTIVES, TRACKERS
 
 __all__ = [
@@ -41,10 +41,10 @@ __all__ = [
     "PhaseConfig",
     "Schedule",
     "TrainConfig",
-    "field_at",
     "flatten",
     "from_dict",
     "growing",
+    "leaves",
     "replaced",
     "to_dict",
 ]  # fmt: skip
@@ -149,13 +149,10 @@ class TrainConfig:
 
     def _described(self, number: int) -> dict[str, Any]:
         """Returns all fields that may differ between phases, by path."""
-        phase, config = self.phases[number], self.in_phase(number)
-        apart = ("steps", *OVERRIDES)
-        own = {name: getattr(phase, name) for name in fields_of(PhaseConfig) if name not in apart}
-        own["masked_lm_prob"] = phase.mask_rate(self.data.masked_lm_prob)
-        return own | flatten(
-            {name: to_dict(getattr(config, name)) for name in ("model", "data", "optimizer")}
-        )
+        phase = self.phases[number].without_overrides()
+        rate = phase.mask_rate(self.data.masked_lm_prob)
+        phase = dataclasses.replace(phase, steps=1, masked_lm_prob=rate)
+        return flatten(phase) | flatten(self.in_phase(number))
 
     def schedule_span(self, number: int) -> range:
         """Returns the updates of the schedule that a phase belongs to.
@@ -171,6 +168,6 @@ class TrainConfig:
         return range(edges[begins[last - 1]], edges[begins[last]])
 
 
-def from_dict(values: Any, cls: Any = TrainConfig, path: str = "") -> Any:
+def from_dict(values: Any, cls: Any = TrainConfig, path: str = "", *, base: Any = None) -> Any:
     """Returns a section from its JSON form (conversion.from_dict); by default a whole config."""
-    return conversion.from_dict(values, cls, path)
+    return conversion.from_dict(values, cls, path, base=base)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -38,60 +38,89 @@ def flatten(config: Any) -> dict[str, Any]:
     return dict(walk(to_dict(config), ""))
 
 
-def from_dict(values: Any, cls: Any, path: str = "") -> Any:
+def from_dict(values: Any, cls: Any, path: str = "", *, base: Any = None) -> Any:
     """Returns a section of class `cls` from its JSON form.
 
-    Raises UsageError for an unknown field, a value of another type and a value out of its limits.
-    A kind that no registry has is accepted with any options: the run of a file with its own
-    entries can be read without the file.
+    Options that it does not name have their defaults, or the values of the section `base`. With a
+    base, a dict of numbers replaces items of a tuple. Raises UsageError for an unknown field, a
+    value of another type and a value out of its limits. A kind that no registry has is accepted
+    with any options: the run of a file with its own entries can be read without the file.
     """
     if is_kind(cls):
-        cls, values = _kind_of(values, cls, path)
+        cls, values = _kind_of(values, cls, path, base)
     if not isinstance(values, dict):
         raise UsageError(
             f"{path or 'the config'}: expected a section of fields, got {brief(values)}"
         )
     declared, found = fields_of(cls), {}
+    if base is not None:
+        found = {name: getattr(base, name) for name in fields_of(type(base)) if name in declared}
     for name, value in values.items():
         if name not in declared:
             raise UsageError(f"{join(path, brief(name)[1:-1])}: no such field.{_hint(name, cls)}")
-        found[name] = _value(value, declared[name], join(path, name))
+        found[name] = _value(value, declared[name], join(path, name), found.get(name))
     return cls(**found)
 
 
-def _kind_of(value: Any, base: type[Kind], path: str) -> tuple[type[Kind], Any]:
+def _kind_of(value: Any, union: type[Kind], path: str, base: Any) -> tuple[type[Kind], Any]:
     """Returns the class of a member of a tagged union, and its fields."""
     values = {"kind": value} if isinstance(value, str) else value
     if not isinstance(values, dict):
         raise UsageError(f"{path}: expected a kind or a section of fields, got {brief(value)}")
     rest = {name: each for name, each in values.items() if name != "kind"}
-    name = values.get("kind", base.default_kind)
+    name = values.get("kind", union.default_kind if base is None else base.kind)
     if not isinstance(name, str) or not name:
         raise UsageError(f"{path}: expected the name of a kind, got {brief(name)}")
-    if name in base.table:
-        return base.of_kind(name), rest
+    if base is not None and name == base.kind:
+        return type(base), rest
+    if name in union.table:
+        return union.of_kind(name), rest
     options = {n: tuple(v) if isinstance(v, list) else v for n, v in rest.items()}
-    return base.unregistered(name, tuple(n for n in options if n not in fields_of(base))), options
+    return union.made(name, tuple(n for n in options if n not in fields_of(union))), options
 
 
-def _value(value: Any, field: OptionField, path: str) -> Any:
+def _value(value: Any, field: OptionField, path: str, base: Any) -> Any:
     if value is None and field.is_optional:
         return None
     is_tuple = field.item is not field.annotation
-    if is_section(field.item):
-        if not is_tuple:
-            return from_dict(value, field.item, path)
-        if not isinstance(value, list | tuple):
-            raise UsageError(f"{path}: expected a list, got {brief(value)}")
-        return tuple(from_dict(v, field.item, f"{path}.{i}") for i, v in enumerate(value))
-    return checked(value, field.annotation, path)
+    if is_tuple and isinstance(base, tuple) and isinstance(value, dict):
+        return _with_items(base, value, field.item, path)
+    if not is_section(field.item):
+        return _checked(value, field.annotation, path)
+    if not is_tuple:
+        return from_dict(value, field.item, path, base=base)
+    if not isinstance(value, list | tuple):
+        raise UsageError(f"{path}: expected a list, got {brief(value)}")
+    return tuple(from_dict(v, field.item, f"{path}.{i}") for i, v in enumerate(value))
 
 
-def checked(value: Any, annotation: Any, path: str) -> Any:
-    """Returns a value as an option of a type. Raises UsageError, which names the path."""
+def _with_items(old: tuple[Any, ...], values: dict[str, Any], cls: Any, path: str) -> Any:
+    """Returns a tuple of `cls` with other values of the items that `values` numbers."""
+    fields = fields_of(cls) if is_section(cls) else {}
+    if named := [name for name in values if name in fields]:
+        if len(old) != 1:
+            raise UsageError(
+                f"{path}.{named[0]}: the config has {len(old)} {path}, so write "
+                f"{path}.0.{named[0]}=VALUE, one for each"
+            )
+        values = {"0": values}
+    known, items = [str(number) for number in range(len(old))], [*old]
+    for number, value in values.items():
+        if number not in known:
+            there = f"items 0 to {len(old) - 1}" if old else "no items"
+            near = did_you_mean(number, fields)
+            raise UsageError(f"{path} has {there}, not {brief(number)}.{near}".rstrip("."))
+        at, item = int(number), OptionField(cls, cls)
+        items[at] = _value(value, item, f"{path}.{number}", old[at])
+    return tuple(items)
+
+
+def _checked(value: Any, annotation: Any, path: str) -> Any:
+    """Returns a value as an option of a type."""
     if annotation is Any:
         return value
-    if isinstance(value, float) and value.is_integer() and _is_int(annotation):
+    is_int = getattr(annotation, "__origin__", annotation) is int
+    if is_int and isinstance(value, float) and value.is_integer():
         value = int(value)  # 1e6
     try:
         found = msgspec.convert(value, annotation)
@@ -110,52 +139,52 @@ def checked(value: Any, annotation: Any, path: str) -> Any:
     return found
 
 
-def _is_int(annotation: Any) -> bool:
-    return getattr(annotation, "__origin__", annotation) is int
-
-
-def unknown_names(section: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Yields the path of each name in a section that its registry does not have, and a message."""
-    if isinstance(section, Kind) and section.kind not in section.table:
-        yield f"{prefix}kind", section.table.problem(section.kind)
-    for name, field in fields_of(type(section)).items():
-        value = getattr(section, name)
-        for i, item in enumerate(value if isinstance(value, tuple) else (value,)):
-            if is_section(type(item)):
-                number = f".{i}" if isinstance(value, tuple) else ""
-                yield from unknown_names(item, f"{prefix}{name}{number}.")
-            elif field.choices and item not in field.choices:
-                yield f"{prefix}{name}", field.choices.problem(item)
-
-
 def _hint(name: str, cls: Any) -> str:
-    """Returns what to write for an unknown field: the nearest name, or the kinds that have it."""
+    """Returns what to write for an unknown field: the kinds that have it, the nearest name, or all
+    names.
+    """
+    names = [*fields_of(cls)]
     if is_kind(cls):
+        names = ["kind", *names]
         kinds = [k for k in cls.table.names() if name in fields_of(cls.of_kind(k))]
         if kinds:
             return f" It is an option of kind {' or '.join(kinds)}, not of {cls.kind}."
-    return nearest(name, ["kind", *fields_of(cls)] if is_kind(cls) else fields_of(cls))
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns what to write after an unknown name: the nearest of the names, or all of them."""
-    names = list(names)
     return did_you_mean(name, names, cutoff=0.5) or f" Fields here: {', '.join(names)}."
+
+
+def leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any, OptionField]]:
+    """Yields path, value and field of each option in a section.
+
+    The field of a tag (`optimizer.kind`) is the field of its section (`optimizer`).
+    """
+    for name, field in fields_of(type(section)).items():
+        value, at = getattr(section, name), join(path, name)
+        items = [(at, value)]
+        if isinstance(value, tuple):
+            items = [(f"{at}.{number}", item) for number, item in enumerate(value)]
+        for at, item in items:
+            if isinstance(item, Kind):
+                yield f"{at}.kind", item.kind, field
+            if is_section(type(item)):
+                yield from leaves(item, at)
+            else:
+                yield at, item, field
+
+
+def unknown_names(section: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the path of each name in a section that its registry does not have, and a message."""
+    for at, value, field in leaves(section, path):
+        if field.choices and value is not None and value not in field.choices:
+            yield at, field.choices.problem(value)
 
 
 def replaced(config: Any, changes: Mapping[str, Any]) -> Any:
     """Returns a config with other values at dotted paths: `{"model.rope_theta": 160_000.0}`."""
-    found: dict[str, Any] = {}
-    nested: dict[str, dict[str, Any]] = {}
     for path, value in changes.items():
         name, _, rest = path.partition(".")
-        if rest:
-            nested.setdefault(name, {})[rest] = value
-        else:
-            found[name] = value
-    for name, inner in nested.items():
-        found[name] = replaced(getattr(config, name), inner)
-    return dataclasses.replace(config, **found) if found else config
+        inner = replaced(getattr(config, name), {rest: value}) if rest else value
+        config = dataclasses.replace(config, **{name: inner})
+    return config
 
 
 def join(path: str, name: str) -> str:

@@ -59,14 +59,14 @@ class OptionField(NamedTuple):
     # The annotation, and the annotation of one item if the field is a tuple. Neither has `| None`.
     annotation: Any
     item: Any
-    is_optional: bool
-    default: Any
+    is_optional: bool = False
+    default: Any = None
     # Markdown without links for docs/reference/config.md; "" for a section.
-    doc: str
+    doc: str = ""
     # Whether another value needs no permission (`allow_change`) when a run is resumed.
-    free: bool
-    # The names that the option may have, if it names entries.
-    choices: Registry | None
+    free: bool = False
+    # The names that the option, or the kind of a section, may have.
+    choices: Registry | None = None
 
     def allowed(self) -> str:
         """Returns the limits or the choices in words; an empty string if there are none."""
@@ -96,15 +96,16 @@ def fields_of(cls: Any) -> dict[str, OptionField]:
         if is_optional:
             (annotation,) = (a for a in typing.get_args(annotation) if a is not types.NoneType)
         is_tuple = typing.get_origin(annotation) is tuple
+        item = typing.get_args(annotation)[0] if is_tuple else annotation
         free = declared.get("free")
         found[field.name] = OptionField(
             annotation,
-            typing.get_args(annotation)[0] if is_tuple else annotation,
+            item,
             is_optional,
             field.default,
             declared.get("doc", ""),
             getattr(cls, "free", False) if free is None else free,
-            declared.get("choices"),
+            item.table if is_kind(item) else declared.get("choices"),
         )
     return found
 
@@ -147,18 +148,17 @@ class Kind:
         if name not in cls._declared or name not in cls.table:
             _ = cls.table[name]  # imports the module with the declaration
         if name not in cls._declared:
-            section(types.new_class(cls.__name__, (cls,), {"kind": name}))
+            cls._declared[name] = cls.made(name)
         return cls._declared[name]
 
     @classmethod
-    def unregistered(cls, name: str, options: Iterable[str]) -> Any:
-        """Returns a class for a tag of a file that was not executed, with options of any type."""
-        made = types.new_class(cls.__name__, (cls,))
-        made.kind = name
-        made.__annotations__ = dict.fromkeys(options, Any)
-        for option in options:
-            setattr(made, option, setting(None, ""))
-        return section(made)
+    def made(cls, name: str, options: Iterable[str] = ()) -> Any:
+        """Returns a class for a tag without a declaration, with options of any type."""
+        fields = [(option, Any, setting(None, "")) for option in options]
+        own = {"kind": name}
+        return dataclasses.make_dataclass(
+            cls.__name__, fields, bases=(cls,), namespace=own, frozen=True, kw_only=True
+        )
 
     def entry(self) -> Any:
         """Returns the entry of the registry."""
@@ -167,26 +167,3 @@ class Kind:
 
 def is_kind(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Kind)
-
-
-def field_at(config: Any, path: str) -> OptionField | None:
-    """Returns the field at a dotted path of a config, or None.
-
-    A path may lead to an item of a tuple: `head.parts.0`.
-    """
-    found = None
-    for name in path.split("."):
-        if isinstance(config, tuple):
-            config = config[int(name)] if name.isdecimal() and int(name) < len(config) else None
-        elif is_section(type(config)) and name in fields_of(type(config)):
-            found = fields_of(type(config))[name]
-            config = getattr(config, name)
-        elif not (isinstance(config, Kind) and name == "kind"):
-            return None
-    return found
-
-
-def is_free(path: str, *configs: Any) -> bool:
-    """Returns whether the option at a path, of the first config that has it, may change freely."""
-    found = next((field for config in configs if (field := field_at(config, path))), None)
-    return found is not None and found.free

@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_jax.config import TrainConfig, flatten
-from bert_jax.config.fields import is_free
+from bert_jax.config import TrainConfig, flatten, leaves
 from bert_jax.config.model import TRAINING_FIELDS
 from bert_jax.errors import ResumeRefused, UsageError, did_you_mean
 
@@ -55,9 +54,8 @@ def allowed_changes(
     Raises ResumeRefused for each difference without permission, and UsageError for a name in
     `allowed` that needs no permission.
     """
-    flat = flatten(old), flatten(new)
-    fields = dict.fromkeys([*flat[0], *flat[1]])
-    bound = [path for path in fields if not is_free(path, new, old)]
+    fields = {path: field for config in (old, new) for path, _, field in leaves(config)}
+    bound = [path for path, field in fields.items() if not field.free]
     known = [*bound, "corpus", *(path for path, _, _ in others)]
     for path in allowed:
         if not any(is_within(each, [path]) for each in known):
@@ -65,7 +63,9 @@ def allowed_changes(
             lists = " 'bert-jax config fields CONFIG' lists the fields."
             hint = f": no such field.{did_you_mean(path, known, cutoff=0.5) or lists}"
             raise UsageError(f"`allow_change` {path}{' may change without it' if free else hint}")
-    changes = [each for each in differences(*flat) if each[0] in bound] + [*others]
+    changes = [each for each in differences(flatten(old), flatten(new)) if each[0] in bound] + [
+        *others
+    ]
     fixed = [path for path, _, _ in changes if has_steps and is_saved(path)]
     fixed += [path for path, _, _ in others if path.partition(".")[0] != "corpus"]
     refused = [c for c in changes if c[0] in fixed or (has_steps and not is_within(c[0], allowed))]

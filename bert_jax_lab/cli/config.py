@@ -22,8 +22,8 @@ from typing import Annotated, Literal
 from bert_jax.cli.corpora import Corpora, corpora
 from bert_jax.cli.options import SET, Positional, Verb
 from bert_jax.cli.output import table
-from bert_jax.config import TrainConfig, flatten, to_dict
-from bert_jax.config.fields import REQUIRED, field_at, section, setting
+from bert_jax.config import TrainConfig, leaves, to_dict
+from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.config.resume import is_saved
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
@@ -99,12 +99,8 @@ def _show(options: ConfigOptions, resolved: TrainConfig) -> None:
 
 def _fields(options: ConfigOptions, resolved: TrainConfig) -> None:
     """Prints value, default, allowed values and meaning of each field."""
-    for path, value in flatten(resolved).items():
-        found = field_at(resolved, path)
-        if found is None:
-            continue
-        free = found.free
-        resuming = "free" if free else "fixed" if is_saved(path) else "--allow-change"
+    for path, value, found in leaves(resolved):
+        resuming = "free" if found.free else "fixed" if is_saved(path) else "--allow-change"
         allowed, doc = found.allowed(), re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found.doc)
         if options.json:
             facts = {"field": path, "value": value, "default": to_dict(found.default)}
