@@ -45,15 +45,12 @@ def complete(config: TrainConfig) -> TrainConfig:
     """Returns the config with derived values: the head of its objective, if the config has the
     default head, and the number of masked positions of each phase.
     """
-    rate, packing = config.data.masked_lm_prob, config.data.packing
+    rate, packing, head = config.data.masked_lm_prob, config.data.packing, config.head
     phases = tuple(phase.resolved(rate, packing=packing) for phase in config.phases)
-    if phases != config.phases:
-        config = dataclasses.replace(config, phases=phases)
-    is_default = config.objective == TrainConfig.objective
-    if is_default or config.head != HeadConfig() or config.objective not in OBJECTIVES:
-        return config
-    head = HeadConfig(parts=OBJECTIVES[config.objective].parts)
-    return dataclasses.replace(config, head=head)
+    is_default = config.objective == TrainConfig.objective  # its head is the default
+    if not is_default and head == HeadConfig() and config.objective in OBJECTIVES:
+        head = HeadConfig(parts=OBJECTIVES[config.objective].parts)
+    return dataclasses.replace(config, phases=phases, head=head)
 
 
 def validate(config: TrainConfig) -> TrainConfig:
@@ -71,7 +68,7 @@ def validate_model(model: ModelConfig, head: HeadConfig) -> ModelConfig:
     """Returns a model without a run, or raises a `UsageError`."""
     for section, name in ((model, "model"), (head, "head")):
         from_dict(to_dict(section), type(section), name)
-    unknown = unknown_names(model, "model.")
+    unknown = unknown_names(model, "model")
     for path, problem in (*unknown, *_model_problems(model), *_head_problems(head)):
         raise UsageError(f"{path} {problem}")
     return model
@@ -155,11 +152,8 @@ def _schedule_problems(config: TrainConfig, number: int) -> Problems:
     steps, optimizer = len(config.schedule_span(number)), config.in_phase(number).optimizer
     prefix, warmup = f"phases.{number}." if number else "optimizer.", optimizer.warmup_steps
     if not 0 <= warmup < max(steps, 1):
-        yield (
-            f"{prefix}warmup_steps",
-            f"is {warmup}, but the schedule has {steps} steps: the learning rate would never "
-            f"decay; set {prefix}warmup_steps={steps // 10} (a tenth of the steps)",
-        )
+        remedy = f"set {prefix}warmup_steps={steps // 10} (a tenth of the steps)"
+        yield f"{prefix}warmup_steps", f"is {warmup}, but the schedule has {steps} steps; {remedy}"
     yield from _prefixed(prefix, optimizer.schedule.problems(optimizer, steps))
 
 
@@ -173,25 +167,19 @@ def _phase_problems(phase: PhaseConfig, config: TrainConfig, is_first: bool) -> 
     if phase.source_weights is not None:
         yield from source_shares.problems(config.data)
     yield from _without_effect(config.model, [p.rpartition(".")[2] for p in phase.overrides])
-    longest, kind = config.model.max_position_embeddings, config.model.position_embedding_type
-    if length > longest:
+    if length > (longest := config.model.max_position_embeddings):
+        kind = config.model.position_embedding_type
         has_table = kind not in POSITIONS or POSITIONS[kind].has_table()
         limit = "the position table" if has_table else "the model allows"
-        yield (
-            "sequence_length",
-            f"is {length}, longer than {limit} (model.max_position_embeddings = {longest}); "
-            "shorten the sequence or raise the limit",
-        )
+        problem = f"is {length}, longer than {limit} (model.max_position_embeddings = {longest})"
+        yield "sequence_length", f"{problem}; shorten the sequence or raise the limit"
     if phase.masked_lm_prob != -1 and not 0 < phase.masked_lm_prob <= 1:
         problem = "must be above 0 and at most 1, or -1 for data.masked_lm_prob"
         yield "masked_lm_prob", f"is {phase.masked_lm_prob}; {problem}"
     if phase.max_predictions != -1 and not 1 <= phase.max_predictions <= length - 3:
-        yield (
-            "max_predictions",
-            f"is {phase.max_predictions}; must be 1 to {length - 3} for rows of {length} tokens "
-            f"(three of them [CLS] and [SEP]); the usual value is "
-            f"{round(length * phase.mask_rate(rate))}, and -1 uses the mask rate",
-        )
+        usual = f"the usual value is {round(length * phase.mask_rate(rate))}, -1 the mask rate's"
+        problem = f"must be 1 to {length - 3}, without [CLS] and two [SEP]; {usual}"
+        yield "max_predictions", f"is {phase.max_predictions}; {problem}"
     yield from _packing_problems(phase, config.data)
     pieces, rows = config.optimizer.gradient_accumulation_steps, phase.global_batch_size
     if rows % pieces:
@@ -210,11 +198,8 @@ def _packing_problems(phase: PhaseConfig, data: DataConfig) -> Problems:
         problem = f"tokens holds 1 to {limit} sequences; -1 chooses"
         yield "max_sequences", f"is {most}; a packed row of {phase.sequence_length} {problem}"
     elif phase.max_predictions < (needed := phase.predictions_of(data.masked_lm_prob)):
-        yield (
-            "max_predictions",
-            f"is {phase.max_predictions}, but a packed row of up to {most} sequences has {needed} "
-            "tokens to predict (data.packing); use -1",
-        )
+        problem = f"a packed row of up to {most} sequences has {needed} tokens to predict"
+        yield "max_predictions", f"is {phase.max_predictions}, but {problem}; use -1"
 
 
 def _objective_problems(config: TrainConfig) -> Problems:
@@ -226,42 +211,33 @@ def _objective_problems(config: TrainConfig) -> Problems:
             yield "output_bias", f"is {bias}, but head.parts has no mlm and no generator"
         if not config.model.decoder_bias:
             yield "output_bias", f"is {bias}, but model.decoder_bias is false"
-    if _CLASSIFIERS & set(parts):
+    if _CLASSIFIERS & {*parts} or ("embedding" in parts and objective != "contrastive"):
         if z_loss:
             yield "optimizer.z_loss", f"is {z_loss}, which a task ignores; set it to 0"
         return
     yield from _prefixed("data.", _without_effect(data))
     # [CLS], and one [SEP] per segment. The texts of a pair are separate sequences.
-    segments = config.model.type_vocab_size
-    if segments < 2 and data.sequence_format in SEQUENCE_FORMATS:
-        rows = SEQUENCE_FORMATS[data.sequence_format]
+    segments, name = config.model.type_vocab_size, data.sequence_format
+    if name not in SEQUENCE_FORMATS or objective not in OBJECTIVES:
+        return
+    if segments < 2:
+        rows = SEQUENCE_FORMATS[name]
         if rows.num_special > 2 and rows.texts == 1:
-            named = f"rows of {data.sequence_format} need 2 segments"
-            yield "model.type_vocab_size", f"is {segments}; {named}"
+            yield "model.type_vocab_size", f"is {segments}; rows of {name} need 2 segments"
     # An objective imports JAX: it is used only if it may have a problem.
-    is_default = (
-        objective == TrainConfig.objective and data.sequence_format == DataConfig.sequence_format
-    )
-    if is_default or objective not in OBJECTIVES or data.sequence_format not in SEQUENCE_FORMATS:
+    if (objective, name) == (TrainConfig.objective, DataConfig.sequence_format):
         return
     chosen = OBJECTIVES[objective]
-    if chosen.rows and data.sequence_format not in chosen.rows:
-        learned = f"objective {objective} learns from {' or '.join(chosen.rows)}"
-        yield (
-            "data.sequence_format",
-            f"is {data.sequence_format}; {learned}: choose those rows, or an objective like mlm",
-        )
-    if chosen.texts != SEQUENCE_FORMATS[data.sequence_format].texts:
-        fitting = [
-            name
-            for name in SEQUENCE_FORMATS.names()
-            if SEQUENCE_FORMATS[name].texts == chosen.texts
-        ]
-        yield (
-            "data.sequence_format",
-            f"is {data.sequence_format}; objective {objective} learns from rows of "
-            f"{chosen.texts} texts: choose {' or '.join(fitting)}",
-        )
+
+    def fits(rows: str) -> bool:
+        if chosen.rows:
+            return rows in chosen.rows
+        return SEQUENCE_FORMATS[rows].texts == chosen.texts
+
+    if not fits(name):
+        fitting = " or ".join(filter(fits, SEQUENCE_FORMATS.names()))
+        problem = f"objective {objective} learns from {fitting}: choose those rows"
+        yield "data.sequence_format", f"is {name}; {problem}"
     if z_loss and not chosen.takes_z_loss:
         yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} ignores"
     if config.compute.loss_slices > 1 and not chosen.takes_slices:
@@ -274,40 +250,22 @@ def _embedding_problems(config: TrainConfig) -> Problems:
         if options != EmbeddingConfig():
             yield "embedding", "is set, but head.parts has no embedding (objective contrastive)"
         return
-    if config.optimizer.z_loss:
-        yield "optimizer.z_loss", f"is {config.optimizer.z_loss}, which no loss of vectors reads"
-    width = model.hidden_size
-    if (
-        list(options.dims) != sorted({*options.dims}, reverse=True)
-        or max((0, *options.dims)) >= width
-    ):
-        yield (
-            "embedding.dims",
-            f"is {options.dims}; write widths below model.hidden_size {width}, each once, the "
-            "largest first: the loss of the whole width is always there",
-        )
+    dims, width = options.dims, model.hidden_size
+    if [*dims] != sorted({dim for dim in dims if dim < width}, reverse=True):
+        problem = f"write widths below model.hidden_size {width}, each once, the largest first"
+        yield "embedding.dims", f"is {dims}; {problem}"
     if config.objective != "contrastive":
         return
     if options.loss.needs_scores:
-        yield (
-            "embedding.loss.kind",
-            f"is {options.loss.kind}, which needs scores, and a corpus has none; choose info_nce, "
-            "or fine-tune on pairs with scores",
-        )
+        problem = "needs scores, and a corpus has none; choose info_nce, or fine-tune on scores"
+        yield "embedding.loss.kind", f"is {options.loss.kind}, which {problem}"
     for name in ("query_prompt", "document_prompt"):
         if getattr(options, name):
-            yield (
-                f"embedding.{name}",
-                "is set, but texts of a corpus get no prompt; fine-tune with it",
-            )
-    if data.sequence_format == "same" and not (
-        model.hidden_dropout_prob or model.attention_probs_dropout_prob
-    ):
-        yield (
-            "data.sequence_format",
-            "is same, and without dropout both vectors of a text are equal: set "
-            "model.hidden_dropout_prob=0.1, or choose crops",
-        )
+            yield f"embedding.{name}", "is set, but texts of a corpus get none; fine-tune with it"
+    has_dropout = model.hidden_dropout_prob or model.attention_probs_dropout_prob
+    if data.sequence_format == "same" and not has_dropout:
+        problem = "is same, and without dropout both vectors of a text are equal"
+        yield "data.sequence_format", f"{problem}: set model.hidden_dropout_prob=0.1"
     for i, phase in enumerate(config.phases):
         if phase.global_batch_size < 2:
             yield f"phases.{i}.global_batch_size", "is 1: a pair has no negatives in its batch"
@@ -366,11 +324,9 @@ def _generator_problems(config: TrainConfig) -> Problems:
     is_default = kind == ModelConfig.position_embedding_type
     can_share = is_default or kind not in POSITIONS or PARTS["generator"].can_share_positions(model)
     if model.embedding_sharing != "none" and not can_share:
-        yield (
-            "model.embedding_sharing",
-            f"is {model.embedding_sharing}: {sizes} cannot share the values that {kind} has for "
-            f"each of {model.num_attention_heads}; choose none",
-        )
+        problem = f"is {model.embedding_sharing}: {sizes} cannot share the values that {kind} has"
+        problem += f" for each of {model.num_attention_heads}; choose none"
+        yield "model.embedding_sharing", problem
     if heads % config.mesh.tensor:
         yield "mesh.tensor", f"is {config.mesh.tensor}, which does not divide {sizes}"
 

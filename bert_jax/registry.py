@@ -152,17 +152,13 @@ POSITIONS = Registry(
 # How the tokens of a sequence exchange information.
 MIXERS = Registry(
     "model.mixer.kind",
-    {
-        "attention": "bert_jax.model.mixers.self_attention:SELF_ATTENTION",
-    },
+    {"attention": "bert_jax.model.mixers.self_attention:SELF_ATTENTION"},
     object_of="bert_jax.model.mixers.mixer:Mixer",
 )
 # Attention scores of a query and a key.
 SCORES = Registry(
     "model.mixer.score",
-    {
-        "scaled_dot_product": "bert_jax.model.mixers.scores:Score",
-    },
+    {"scaled_dot_product": "bert_jax.model.mixers.scores:Score"},
     subclass_of="bert_jax.model.mixers.scores:Score",
 )
 # Attention implementations. `auto` takes the first one that supports a layer and is faster.
@@ -224,22 +220,17 @@ MASKINGS = Registry(
         "spans": "bert_jax.data.pretraining.span_masking:mask_spans",
     },
 )
+_RECORDS = (".jsonl", ".csv", ".tsv", ".parquet", ".arrow")
+_FASTA = (".fasta", ".fa", ".faa", ".fna")
 # Suffixes of supported corpus files.
 FORMATS = Registry(
     "source",
     {
         ".txt": "bert_jax.data.formats.text:read_text",
-        ".jsonl": "bert_jax.data.formats.records:read_records",
-        ".csv": "bert_jax.data.formats.records:read_records",
-        ".tsv": "bert_jax.data.formats.records:read_records",
-        ".parquet": "bert_jax.data.formats.records:read_records",
-        ".arrow": "bert_jax.data.formats.records:read_records",
+        **dict.fromkeys(_RECORDS, "bert_jax.data.formats.records:read_records"),
         ".warc": "bert_jax.data.formats.warc:read_pages",
         ".wet": "bert_jax.data.formats.warc:read_texts",
-        ".fasta": "bert_jax.data.formats.fasta:read_fasta",
-        ".fa": "bert_jax.data.formats.fasta:read_fasta",
-        ".faa": "bert_jax.data.formats.fasta:read_fasta",
-        ".fna": "bert_jax.data.formats.fasta:read_fasta",
+        **dict.fromkeys(_FASTA, "bert_jax.data.formats.fasta:read_fasta"),
     },
 )
 # Kinds of tasks, and the tasks by name: each names its kind and sets the options of that kind.

@@ -24,29 +24,10 @@ from bert_jax.config.phase import PhaseConfig, growing
 from bert_jax.registry import HOOKS, OBJECTIVES, TRACKERS
 
 __all__ = [
-    "CheckpointConfig",
-    "ComputeConfig",
-    "DataConfig",
-    "EmbeddingConfig",
-    "EvaluationConfig",
-    "HeadConfig",
-    "HookConfig",
-    "InfoNCE",
-    "MeshConfig",
-    "Mixing",
-    "ModelConfig",
-    "Optimizer",
-    "OptimizerConfig",
-    "PairLoss",
-    "PhaseConfig",
-    "Schedule",
-    "TrainConfig",
-    "flatten",
-    "from_dict",
-    "growing",
-    "leaves",
-    "replaced",
-    "to_dict",
+    "CheckpointConfig", "ComputeConfig", "DataConfig", "EmbeddingConfig", "EvaluationConfig",
+    "HeadConfig", "HookConfig", "InfoNCE", "MeshConfig", "Mixing", "ModelConfig", "Optimizer",
+    "OptimizerConfig", "PairLoss", "PhaseConfig", "Schedule", "TrainConfig", "flatten",
+    "from_dict", "growing", "leaves", "replaced", "to_dict",
 ]  # fmt: skip
 
 

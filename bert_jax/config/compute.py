@@ -59,8 +59,7 @@ class MeshConfig:
         -1, "Devices per slice that share the batch; -1 uses all remaining devices."
     )
     tensor: Count = setting(
-        1,
-        "Devices that share each matmul; a divisor of the attention heads and the inner width.",
+        1, "Devices that share each matmul; a divisor of the attention heads and the inner width."
     )
     shard_weights: bool = setting(
         True, "Whether `mesh.fsdp` also shards weights, optimizer moments and the update."

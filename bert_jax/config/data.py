@@ -25,8 +25,7 @@ class DataConfig:
     )
     mask_token_prob: Share = setting(0.8, "Fraction of the predicted tokens that become `[MASK]`.")
     random_token_prob: Share = setting(
-        0.1,
-        "Fraction of the predicted tokens that become a random token; the rest stay unchanged.",
+        0.1, "Fraction of the predicted tokens that become a random token; the rest stay unchanged."
     )
     num_workers: Count = setting(2, "Threads that prepare batches.", free=True)
     prefetch: Count = setting(4, "Prepared batches to keep in host memory.", free=True)

@@ -104,9 +104,7 @@ class ModelConfig:
     )
     layer_norm_eps: Positive = setting(1e-12, "Added to the variance in every normalization.")
     position_embedding_type: str = setting(
-        "learned",
-        "Position encoding of the tokens.",
-        choices=POSITIONS,
+        "learned", "Position encoding of the tokens.", choices=POSITIONS
     )
     # Clark et al. 2020; ALBERT.
     embedding_size: Natural = setting(

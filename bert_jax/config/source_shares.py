@@ -18,10 +18,8 @@ def problems(options: DataConfig) -> Iterator[tuple[str, str]]:
     if found and not any(found.values()):
         yield "source_weights", f"is {brief(text)}: no source has any rows"
     if found and options.source_temperature != 1:
-        yield (
-            "source_temperature",
-            f"is {options.source_temperature:g}, which has an effect without source_weights only",
-        )
+        found = f"is {options.source_temperature:g}"
+        yield "source_temperature", f"{found}, which has an effect without source_weights only"
 
 
 def weights(text: str) -> dict[str, float]:
