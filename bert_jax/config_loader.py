@@ -16,10 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax import config as config_module
 from bert_jax import strict_json
 from bert_jax.config import TrainConfig, flatten, from_dict, to_dict
-from bert_jax.config.fields import fields_of
 from bert_jax.config_checks import complete, validate
 from bert_jax.errors import UsageError, did_you_mean
 
@@ -200,15 +198,7 @@ def errors_of(path: Path) -> Iterator[None]:
             raise UsageError(f"{where}: {error.args[0]}", *error.args[1:]) from error
         # The text of an ImportError ends with the path of the module.
         text = re.sub(r" \(/[^()]*\)$", "", f"{type(error).__name__}: {error}")
-        raise UsageError(f"{where}: {text}{_nearest_field(text)}") from error
-
-
-def _nearest_field(error: str) -> str:
-    """Returns a hint about the field that an error names, if a section has no such field."""
-    found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", error)
-    section = getattr(config_module, found[1], None) if found else None
-    hint = did_you_mean(found[2], fields_of(section)) if found and section else ""
-    return hint and f".{hint}"
+        raise UsageError(f"{where}: {text}") from error
 
 
 def path_or_address(text: str) -> Path | str:

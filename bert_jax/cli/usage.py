@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from bert_jax import __version__, registry
 from bert_jax.cli import options
+from bert_jax.config import TrainConfig, flatten
 from bert_jax.errors import did_you_mean, shown
 from bert_jax.versions import REPOSITORY
 
@@ -96,13 +97,10 @@ _FOREIGN: dict[tuple[str, ...], tuple[str, ...]] = {
         "--max-length X",
         "--set phases.0.sequence_length=X",
     ),
-    ("--warmup-steps",): ("--set optimizer.warmup_steps=X",),
     ("--mlm-probability",): ("--set data.masked_lm_prob=X",),
     ("--logging-steps",): ("--set log_every_steps=X",),
     ("--save-steps",): ("--set checkpoint.every_steps=X",),
     ("--eval-steps",): ("--set evaluation.every_steps=X",),
-    ("--gradient-accumulation-steps",): ("--set optimizer.gradient_accumulation_steps=X",),
-    ("--weight-decay",): ("--set optimizer.weight_decay=X",),
     ("--bf16", "--fp16"): (
         "--set compute.dtype=bfloat16",
         f"{_NOTHING}: only training has a choice of number type",
@@ -199,7 +197,8 @@ class Parser(argparse.ArgumentParser):
             if not equals:
                 value = following[0] if following and not following[0].startswith("-") else ""
             plain = option.lower().replace("_", "-")
-            for text in (f"{plain} X", *_REPLACEMENTS.get(plain, ())):
+            fields = (f"--set {path}=X" for path in _fields_called(plain[2:].replace("-", "_")))
+            for text in (f"{plain} X", *_REPLACEMENTS.get(plain, ()), *fields):
                 if text == _WITHOUT and places & {"CHECKPOINT", "WORKDIR"}:
                     return f"there is no {option}: write {value or 'CHECKPOINT'} without {option}"
                 if text.split()[0] in known or not text.startswith(("--", "X")):
@@ -209,6 +208,11 @@ class Parser(argparse.ArgumentParser):
             hint = did_you_mean(option, (name for name in known if name.startswith("--")))
             return hint and f"there is no {option}.{hint}"
         return None
+
+
+def _fields_called(name: str) -> list[str]:
+    """Returns the paths of the config fields with a name."""
+    return [path for path in flatten(TrainConfig()) if path.rpartition(".")[2] == name]
 
 
 def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -19,23 +19,6 @@ def to_dict(value: Any) -> Any:
         return value
     tag = {"kind": value.kind} if isinstance(value, Kind) else {}
     return tag | {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
-
-
-def flatten(config: Any) -> dict[str, Any]:
-    """Returns `{"model.hidden_size": 768, "phases.0.steps": ...}`, one item for each leaf.
-
-    `config` is a section or its JSON form.
-    """
-
-    def walk(value: Any, path: str) -> Iterable[tuple[str, Any]]:
-        if isinstance(value, dict | list):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, child in items:
-                yield from walk(child, join(path, str(key)))
-        else:
-            yield path, value
-
-    return dict(walk(to_dict(config), ""))
 
 
 def from_dict(values: Any, cls: Any, path: str = "", *, base: Any = None) -> Any:
@@ -169,6 +152,11 @@ def leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any, OptionField
                 yield from leaves(item, at)
             else:
                 yield at, item, field
+
+
+def flatten(section: Any) -> dict[str, Any]:
+    """Returns `{"model.hidden_size": 768, "phases.0.steps": ...}`, one item for each option."""
+    return {path: value for path, value, _ in leaves(section)}
 
 
 def unknown_names(section: Any, path: str = "") -> Iterator[tuple[str, str]]:

@@ -63,9 +63,8 @@ def allowed_changes(
             lists = " 'bert-jax config fields CONFIG' lists the fields."
             hint = f": no such field.{did_you_mean(path, known, cutoff=0.5) or lists}"
             raise UsageError(f"`allow_change` {path}{' may change without it' if free else hint}")
-    changes = [each for each in differences(flatten(old), flatten(new)) if each[0] in bound] + [
-        *others
-    ]
+    changes = [each for each in differences(flatten(old), flatten(new)) if each[0] in bound]
+    changes += others
     fixed = [path for path, _, _ in changes if has_steps and is_saved(path)]
     fixed += [path for path, _, _ in others if path.partition(".")[0] != "corpus"]
     refused = [c for c in changes if c[0] in fixed or (has_steps and not is_within(c[0], allowed))]

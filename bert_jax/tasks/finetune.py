@@ -6,7 +6,6 @@ settings, rows and initial parameters.
 
 import dataclasses
 import functools
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax import strict_json
-from bert_jax.config import TrainConfig, flatten
+from bert_jax.config import TrainConfig
 from bert_jax.config.resume import Change, differences
 from bert_jax.config.source_shares import shares
 from bert_jax.data.tasks.encode_rows import Batches, Features, rows_of_steps
@@ -357,13 +356,18 @@ def _changes(path: Path, facts: dict[str, Any]) -> list[Change]:
     old: dict[str, Any] = {name: stored.get(name) for name in facts}
     if is_same_place(str(old["init_from"]), facts["init_from"]):
         old["init_from"] = facts["init_from"]
-    old, new = (flatten_values({**values, "sources": None}) for values in (old, facts))
+    old, new = (_flat({**values, "sources": None}) for values in (old, facts))
     return differences(old, new)
 
 
-def flatten_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of nested dicts and lists by dotted name, converted to JSON types."""
-    return flatten(json.loads(json.dumps(values)))
+def _flat(values: Any, path: str = "") -> dict[str, Any]:
+    """Returns the values of nested dicts and lists by dotted name."""
+    if not isinstance(values, dict | list | tuple):
+        return {path: values}
+    found: dict[str, Any] = {}
+    for name, value in values.items() if isinstance(values, dict) else enumerate(values):
+        found |= _flat(value, f"{path}.{name}" if path else name)
+    return found
 
 
 def _beginning(config: TrainConfig, source: LoadedCheckpoint) -> TrainState:

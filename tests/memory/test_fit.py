@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.config import EvaluationConfig, OptimizerConfig, PhaseConfig, flatten
+from bert_jax.config import EvaluationConfig, OptimizerConfig, PhaseConfig
 from bert_jax.errors import UsageError
 from bert_jax.memory import fit
 from bert_jax.model import sharding
@@ -176,7 +176,7 @@ def test_fit_memory_chooses_once_for_a_run(tmp_path, corpus, monkeypatch, capsys
 
     def chosen() -> int:
         stored = json.loads((workdir / "config.json").read_text())["config"]
-        return flatten(stored)[fit.MICROBATCHES]
+        return stored["optimizer"]["gradient_accumulation_steps"]
 
     def free(size: int) -> None:
         monkeypatch.setattr(fit, "free_bytes", lambda _: 8 * size)
