@@ -71,9 +71,7 @@ class TrainConfig:
         choices=TRACKERS,
         free=True,
     )
-    hooks: tuple[HookConfig, ...] = setting(
-        (), "Hooks, which observe the run and may stop it.", free=True
-    )
+    hooks: tuple[HookConfig, ...] = setting((), "Hooks observe the run and may stop it.", free=True)
     deadline_seconds: Positive = setting(
         900.0,
         "Longest time without progress, in seconds. After it a process reports where it hangs and "

@@ -36,8 +36,7 @@ class ComputeConfig:
     )
     attention: str = setting(
         "auto",
-        "Attention implementation; `auto` chooses one for each kind of layer by sequence length, "
-        "device and model.",
+        "Attention implementation; `auto` chooses per kind of layer by length, device and model.",
         choices=ATTENTION,
     )
     loss_slices: Count = setting(
@@ -55,9 +54,7 @@ class MeshConfig:
 
     # Groups of devices joined by a slower network.
     slices: Count = setting(1, "Number of slices of a multi-slice TPU job.")
-    fsdp: int = setting(
-        -1, "Devices per slice that share the batch; -1 uses all remaining devices."
-    )
+    fsdp: int = setting(-1, "Devices per slice that share the batch; -1 uses all remaining.")
     tensor: Count = setting(
         1, "Devices that share each matmul; a divisor of the attention heads and the inner width."
     )
@@ -72,15 +69,9 @@ class EvaluationConfig:
 
     free = True
 
-    every_steps: Natural = setting(
-        10_000, "Steps between evaluations; 0 evaluates only at the end of each phase."
-    )
-    num_examples: Count = setting(
-        4096, "Validation examples to use; all of them if there are fewer."
-    )
-    batch_size: Count = setting(
-        256, "Sequences per evaluation batch; rounded up to a multiple of the devices."
-    )
+    every_steps: Natural = setting(10_000, "Steps between evaluations; 0 means at phase ends only.")
+    num_examples: Count = setting(4096, "Validation examples to use; all if there are fewer.")
+    batch_size: Count = setting(256, "Sequences per batch; rounded up to a multiple of devices.")
 
 
 @section
@@ -89,9 +80,7 @@ class CheckpointConfig:
 
     free = True
 
-    every_steps: Count = setting(
-        1000, "Steps between checkpoints. The end of each phase is always saved."
-    )
+    every_steps: Count = setting(1000, "Steps between checkpoints; phase ends are also saved.")
     # On a slice 1000 steps pass in a minute, and a save is gigabytes.
     every_minutes: NonNegative = setting(
         0.0,
@@ -100,9 +89,7 @@ class CheckpointConfig:
     )
     keep_last: Count = setting(3, "Number of newest checkpoints to keep.")
     keep_every: Natural = setting(
-        0,
-        "Also keep every checkpoint with a step divisible by this number; 0 keeps only "
-        "`checkpoint.keep_last`.",
+        0, "Also keep each checkpoint whose step is divisible by this; 0 keeps the newest only."
     )
     at_words: tuple[Count, ...] = setting(
         (),

@@ -12,9 +12,7 @@ from bert_jax.registry import MASKINGS, SEQUENCE_FORMATS
 class DataConfig:
     """How the token ids of a corpus become masked sequences."""
 
-    short_seq_prob: Share = setting(
-        0.1, "Fraction of documents with shorter pairs; for `sentence_pairs` only."
-    )
+    short_seq_prob: Share = setting(0.1, "Fraction of documents with shorter `sentence_pairs`.")
     random_next_prob: Share = setting(
         0.5,
         "Fraction of pairs with a second segment from another document, in addition to pairs at "
@@ -31,8 +29,7 @@ class DataConfig:
     prefetch: Count = setting(4, "Prepared batches to keep in host memory.", free=True)
     verify: Literal["full", "sizes"] = setting(
         "full",
-        "Check of the corpus files at every start: `full` compares checksums, `sizes` only file "
-        "sizes.",
+        "Check of the corpus files at each start: `full` compares checksums, `sizes` only sizes.",
         free=True,
     )
     sequence_format: str = setting(

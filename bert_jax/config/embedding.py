@@ -32,12 +32,9 @@ class InfoNCE(PairLoss, kind="info_nce"):
 
     temperature: Positive = setting(
         0.05,
-        "Divisor of the similarities: 0.05 is usual for labeled pairs, 0.01 to 0.02 for large sets "
-        "of pairs.",
+        "Divisor of similarities: usually 0.05 for labeled pairs, 0.01 to 0.02 for large sets.",
     )
-    symmetric: bool = setting(
-        False, "Whether the loss is the mean of query to document and document to query."
-    )
+    symmetric: bool = setting(False, "Whether to average query to document and the reverse.")
     mask_duplicates: bool = setting(
         True,
         "Whether duplicate texts in the batch count once, and a duplicate of the positive document "
@@ -56,15 +53,12 @@ class EmbeddingConfig:
 
     loss: PairLoss = setting(InfoNCE(), "Loss of the text embeddings.")
     similarity: Literal["cosine", "dot"] = setting(
-        "cosine",
-        "Similarity of two embeddings. With `cosine`, an export normalizes the embeddings.",
+        "cosine", "Similarity of two embeddings. With `cosine`, an export normalizes them."
     )
     dims: tuple[Count, ...] = setting(
         (),
         "Matryoshka dimensions in descending order, below the width of the model: the loss is the "
         "sum over the whole embedding and its first columns (Kusupati et al. 2022).",
     )
-    query_prompt: str = setting(
-        "", "Prompt before each query. It is stored with the run and in an export."
-    )
+    query_prompt: str = setting("", "Prompt before each query, stored in the run and its exports.")
     document_prompt: str = setting("", "Prompt before each document.")

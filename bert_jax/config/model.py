@@ -43,8 +43,7 @@ class SelfAttentionOptions(Mixing, kind="attention"):
 
     score: str = setting(
         "scaled_dot_product",
-        "The attention score of a query q and a key k: `scaled_dot_product` is q k / sqrt(K) for "
-        "heads of size K.",
+        "Score of query q and key k: `scaled_dot_product` is q k / sqrt(K) for heads of size K.",
         choices=SCORES,
     )
 
@@ -53,12 +52,8 @@ class SelfAttentionOptions(Mixing, kind="attention"):
 class ModelConfig:
     """The encoder. Field names and meanings follow `config.json` of Hugging Face."""
 
-    vocab_size: Count = setting(
-        30522, "Rows of the token embedding; at least the vocabulary size of the tokenizer."
-    )
-    hidden_size: Count = setting(
-        768, "Width of the encoder; a multiple of `model.num_attention_heads`."
-    )
+    vocab_size: Count = setting(30522, "Token embeddings; at least as many as the tokenizer has.")
+    hidden_size: Count = setting(768, "Width of the encoder; a multiple of `num_attention_heads`.")
     num_hidden_layers: Count = setting(12, "Number of layers.")
     num_attention_heads: Count = setting(12, "Attention heads per layer.")
     # Ainslie et al. 2023.
@@ -73,9 +68,7 @@ class ModelConfig:
         "Activation of the layers: `gelu_new` is the tanh approximation of the original BERT code, "
         "`gelu` the exact form, `silu` is x sigmoid(x).",
     )
-    hidden_dropout_prob: Rate = setting(
-        0.1, "Dropout rate of the embeddings and of the output of each sublayer."
-    )
+    hidden_dropout_prob: Rate = setting(0.1, "Dropout of embeddings and of each sublayer's output.")
     hidden_dropout_sites: tuple[DropoutSite, ...] = setting(
         ("embeddings", "attention", "feed_forward", "classifier"),
         "Where `model.hidden_dropout_prob` applies: after the `embeddings`, the `attention` and "
@@ -88,9 +81,7 @@ class ModelConfig:
         "Longest sequence. It is the size of the position table; position types without a table "
         "use it as a limit only.",
     )
-    type_vocab_size: Natural = setting(
-        2, "Rows of the segment table; sentence pairs need 2. 0 omits the table."
-    )
+    type_vocab_size: Natural = setting(2, "Rows of the segment table; pairs need 2, 0 omits it.")
     initializer_range: Positive = setting(
         0.02,
         "Standard deviation of the initial weights, from a normal distribution that is truncated "
@@ -103,9 +94,7 @@ class ModelConfig:
         "divided by the square root of twice `model.num_hidden_layers`.",
     )
     layer_norm_eps: Positive = setting(1e-12, "Added to the variance in every normalization.")
-    position_embedding_type: str = setting(
-        "learned", "Position encoding of the tokens.", choices=POSITIONS
-    )
+    position_embedding_type: str = setting("learned", "Position encoding.", choices=POSITIONS)
     # Clark et al. 2020; ALBERT.
     embedding_size: Natural = setting(
         0,
@@ -117,9 +106,7 @@ class ModelConfig:
         "Width of the generator of `rtd`, as a fraction of the width of the encoder. The generator "
         "has one attention head per 64 columns, and an inner width of four times its width.",
     )
-    generator_layers: Positive = setting(
-        1.0, "Layers of the generator, as a fraction of the layers of the encoder."
-    )
+    generator_layers: Positive = setting(1.0, "Layers of the generator per layer of the encoder.")
     embedding_sharing: Literal["all", "embeddings", "none"] = setting(
         "all",
         "What the generator shares with the encoder: `all` (the tables and their normalization), "
@@ -158,14 +145,11 @@ class ModelConfig:
         "not. A gated layer has three kernels of `model.intermediate_size`, a dense layer two.",
     )
     mixer: Mixing = setting(
-        SelfAttentionOptions(),
-        "The sublayer that exchanges information between the tokens of a sequence.",
+        SelfAttentionOptions(), "The sublayer that exchanges information between tokens."
     )
     # transformers' `local_attention`.
     attention_window: Natural = setting(
-        0,
-        "Window of a local attention layer in tokens, half of it on each side; 0 makes all layers "
-        "global.",
+        0, "Tokens in the window of a local layer, half on each side; 0 makes all layers global."
     )
     global_attention_every_n_layers: Natural = setting(
         0,
@@ -173,9 +157,7 @@ class ModelConfig:
         "0 makes all layers local.",
     )
     first_global_layer: Natural = setting(0, "Index of the first global layer; UltraBERT uses 2.")
-    local_rope_theta: NonNegative = setting(
-        0.0, "`model.rope_theta` of the local layers; 0 uses the same value."
-    )
+    local_rope_theta: NonNegative = setting(0.0, "`rope_theta` of local layers; 0 uses the same.")
     # Read by fine-tuning. A pre-trained model keeps it for that.
     classifier_pooling: Literal["cls", "mean", "late"] = setting(
         "cls",
@@ -183,9 +165,7 @@ class ModelConfig:
         "tokens (ModernBERT as published), `late` the mean after the pooler (EuroBERT).",
     )
     masked_lm_transform: bool = setting(
-        True,
-        "Whether the masked-LM head has a linear layer, an activation and a norm before the output "
-        "layer.",
+        True, "Whether a linear layer, an activation and a norm precede the masked-LM output."
     )
     # transformers modeling_ultrabert.py, UltrabertPredictionHead.
     masked_lm_inner_size: Natural = setting(
@@ -194,8 +174,7 @@ class ModelConfig:
         "without a norm; 0 uses one linear layer and a norm.",
     )
     masked_lm_act: Literal["hidden_act", "gelu", "gelu_new", "silu"] = setting(
-        "hidden_act",
-        "Activation of the masked-LM head; `hidden_act` uses the activation of the layers.",
+        "hidden_act", "Activation of the masked-LM head; `hidden_act` uses that of the layers."
     )
     decoder_bias: bool = setting(True, "Whether the masked-LM head has an output bias per token.")
     tie_word_embeddings: bool = setting(

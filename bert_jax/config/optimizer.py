@@ -45,11 +45,9 @@ class Optimizer(Kind, table=OPTIMIZERS):
     default_kind = "bert_adamw"
 
     schedule: Schedule = setting(BertLinear(), "Learning-rate schedule over the run.")
-    learning_rate: Positive = setting(
-        1e-4, "Learning rate at the end of the warmup and the start of the decay."
-    )
+    learning_rate: Positive = setting(1e-4, "Learning rate between the warmup and the decay.")
     warmup_steps: int = setting(
-        10_000, "Steps of the linear warmup from 0; fewer than the steps of the run."
+        10_000, "Steps of the linear warmup from 0; fewer than the run has."
     )
     beta1: Rate = setting(0.9, "Decay rate of the first moment.")
     beta2: Rate = setting(0.999, "Decay rate of the second moment.")
@@ -67,16 +65,13 @@ class Optimizer(Kind, table=OPTIMIZERS):
         "uses the negatives of the whole batch.",
     )
     spike_factor: NonNegative = setting(
-        0.0,
-        "Skip an update if its gradient norm exceeds the usual norm by this factor; 0 disables the "
-        "check.",
+        0.0, "Skip updates whose gradient norm exceeds the usual one by this factor; 0 skips none."
     )
     max_skipped_updates: Natural = setting(
         100, "Maximum number of skipped updates; one more ends the run with exit code 6.", free=True
     )
     z_loss: NonNegative = setting(
-        0.0,
-        "Weight of the z-loss, the squared log normalizer of the masked-LM logits; 1e-4 is usual.",
+        0.0, "Weight of the z-loss, the squared log normalizer of masked-LM logits; 1e-4 is usual."
     )
 
     def transformation(self) -> Any:

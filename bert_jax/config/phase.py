@@ -53,9 +53,7 @@ class PhaseConfig:
         "Evaluation always uses `data.masked_lm_prob`.",
     )
     max_sequences: int = setting(
-        -1,
-        "Maximum number of packed sequences (`data.packing`); `-1` is one per 64 tokens, and at "
-        "least 3.",
+        -1, "Maximum of packed sequences (`data.packing`); `-1` is one per 64 tokens, at least 3."
     )
     learning_rate: Positive | None = setting(None, "Overrides `optimizer.learning_rate`.")
     warmup_steps: Natural | None = setting(None, "Overrides `optimizer.warmup_steps`.")
