@@ -64,12 +64,6 @@ def table(head: Iterable[str], cells: Iterable[Iterable[str]]) -> str:
     return "\n".join(rows)
 
 
-def _unlinked(text: str) -> str:
-    """Returns a text without links: links in parentheses are left out, others become text."""
-    text = re.sub(r" ?\(\[[^]]*\]\([^)]*\)\)", "", text)
-    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
-
-
 def _summary(docstring: str | None) -> str:
     """Returns the first sentence of a docstring, in one line."""
     text = " ".join((docstring or "").partition("\n\n")[0].split())
@@ -128,8 +122,6 @@ def _paragraphs(text: str) -> Iterator[str]:
 def _rows(declared: type, *, inherited: bool = False) -> Iterator[tuple[str, ...]]:
     of_all = {field.name for field in dataclasses.fields(options.Verb)}
     for option in options.described(declared):
-        if option.keywords.get("help") is argparse.SUPPRESS or option.text == argparse.SUPPRESS:
-            continue
         if inherited or option.name not in of_all:
             yield f"`{_name(option)}`", _default(option), _meaning(option)
 
@@ -154,7 +146,7 @@ def _default(option: options.Option) -> str:
 
 
 def _meaning(option: options.Option) -> str:
-    text = _marked(_unlinked(option.text.replace(" ({configs})", "")))
+    text = _marked(option.text)
     if option.flag is None and "choices" in option.keywords:
         text += f": {', '.join(f'`{choice}`' for choice in option.keywords['choices'])}"
     return f"{text[0].upper()}{text[1:]}" + "." * (not text.endswith("."))
@@ -246,7 +238,7 @@ def _options_of_kinds(base: Any, prefix: str) -> Iterator[tuple[str, Documented]
 def _described(path: str) -> tuple[str, str, str, str]:
     field, kinds = documented()[path]
     assert field.doc.endswith("."), path
-    doc, default = _unlinked(field.doc), field.default
+    doc, default = field.doc, field.default
     if (registry := field.choices) is not None:
         names = [name for name in registry.names() if registry.is_builtin(name)]
         if any(f"`{name}`" not in doc for name in names):

@@ -7,8 +7,8 @@
 declares `--text-column NAME`. The help of the verb and its table in docs/reference/cli.md are made
 from the declaration. `bool` is a flag, and `bool | None` has a --no- form; a tuple may be repeated;
 a Literal has choices. `Annotated` adds a function that reads the value, another name, or keywords
-of `add_argument`. The sentence is Markdown; the help omits back-ticks and links in parentheses. It
-may start with the name of the value, and end with what is done by default.
+of `add_argument`. The help omits the back-ticks of a sentence. It may start with the name of the
+value, and end with what is done by default.
 """
 
 import argparse
@@ -65,10 +65,7 @@ class Option(NamedTuple):
     def help(self) -> str:
         """Returns the text for a terminal, in the form that argparse expects."""
         text = f"{self.text} (default: {self.default})" if self.default else self.text
-        text = re.sub(r" ?\(\[[^]]*\]\([^)]*\)\)", "", text)
-        return (
-            re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("`", "").replace("%", "%%").strip()
-        )
+        return text.replace("`", "").replace("%", "%%").strip()
 
 
 def described(declared: type) -> list[Option]:

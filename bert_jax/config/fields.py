@@ -61,7 +61,7 @@ class OptionField(NamedTuple):
     item: Any
     is_optional: bool = False
     default: Any = None
-    # Markdown without links for docs/reference/config.md; "" for a section.
+    # Markdown without links; "" for a section.
     doc: str = ""
     # Whether another value needs no permission (`allow_change`) when a run is resumed.
     free: bool = False

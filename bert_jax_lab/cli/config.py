@@ -15,7 +15,6 @@ examples:
 import ast
 import dataclasses
 import json
-import re
 import textwrap
 from typing import Annotated, Literal
 
@@ -101,7 +100,7 @@ def _fields(options: ConfigOptions, resolved: TrainConfig) -> None:
     """Prints value, default, allowed values and meaning of each field."""
     for path, value, found in leaves(resolved):
         resuming = "free" if found.free else "fixed" if is_saved(path) else "--allow-change"
-        allowed, doc = found.allowed(), re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", found.doc)
+        allowed, doc = found.allowed(), found.doc
         if options.json:
             facts = {"field": path, "value": value, "default": to_dict(found.default)}
             print(json.dumps(facts | {"allowed": allowed, "on_resume": resuming, "meaning": doc}))
