@@ -66,10 +66,9 @@ def validate(config: TrainConfig) -> TrainConfig:
 
 def validate_model(model: ModelConfig, head: HeadConfig) -> ModelConfig:
     """Returns a model without a run, or raises a `UsageError`."""
-    for section, name in ((model, "model"), (head, "head")):
-        from_dict(to_dict(section), type(section), name)
-    unknown = unknown_names(model, "model")
-    for path, problem in (*unknown, *_model_problems(model), *_head_problems(head)):
+    config = TrainConfig(model=model, head=head)
+    from_dict(to_dict(config))
+    for path, problem in (*unknown_names(config), *_model_problems(model), *_head_problems(head)):
         raise UsageError(f"{path} {problem}")
     return model
 

@@ -159,11 +159,11 @@ def flatten(section: Any) -> dict[str, Any]:
     return {path: value for path, value, _ in leaves(section)}
 
 
-def unknown_names(section: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def unknown_names(section: Any) -> Iterator[tuple[str, str]]:
     """Yields the path of each name in a section that its registry does not have, and a message."""
-    for at, value, field in leaves(section, path):
+    for path, value, field in leaves(section):
         if field.choices and value is not None and value not in field.choices:
-            yield at, field.choices.problem(value)
+            yield path.rstrip(".0123456789"), field.choices.problem(value)
 
 
 def replaced(config: Any, changes: Mapping[str, Any]) -> Any:
