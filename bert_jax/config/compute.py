@@ -83,9 +83,7 @@ class CheckpointConfig:
     every_steps: Count = setting(1000, "Steps between checkpoints; phase ends are also saved.")
     # On a slice 1000 steps pass in a minute, and a save is gigabytes.
     every_minutes: NonNegative = setting(
-        0.0,
-        "Minutes between checkpoints, instead of steps; 0 uses `checkpoint.every_steps`. The "
-        "recipes for TPU slices use 10.",
+        0.0, "Minutes between checkpoints, in place of steps; 0 uses steps. TPU recipes use 10."
     )
     keep_last: Count = setting(3, "Number of newest checkpoints to keep.")
     keep_every: Natural = setting(
@@ -97,7 +95,5 @@ class CheckpointConfig:
         "seen, repeats included; for example `[1000000, 10000000]` (pre-training only).",
     )
     max_failed_saves: Natural = setting(
-        3,
-        "Consecutive failed saves that a run survives. One more ends it with exit code 7, or 75 if "
-        "the network is the cause.",
+        3, "Consecutive failed saves that a run survives; then exit code 7, or 75 for the network."
     )

@@ -48,9 +48,7 @@ class DataConfig:
         choices=MASKINGS,
     )
     packing: Literal["none", "best_fit"] = setting(
-        "none",
-        "Packing of training sequences: `best_fit` packs as many as fit into `sequence_length` "
-        "tokens, `none` pads each.",
+        "none", "`best_fit` packs training sequences into rows of full length, `none` pads each."
     )
     source_weights: str = setting(
         "",

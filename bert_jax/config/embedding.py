@@ -36,9 +36,7 @@ class InfoNCE(PairLoss, kind="info_nce"):
     )
     symmetric: bool = setting(False, "Whether to average query to document and the reverse.")
     mask_duplicates: bool = setting(
-        True,
-        "Whether duplicate texts in the batch count once, and a duplicate of the positive document "
-        "is not used as a negative.",
+        True, "Whether duplicates in a batch count once, and never as negatives of themselves."
     )
     false_negative_margin: NonNegative | None = setting(
         None,

@@ -77,15 +77,11 @@ class ModelConfig:
     )
     attention_probs_dropout_prob: Rate = setting(0.1, "Dropout rate of the attention weights.")
     max_position_embeddings: Count = setting(
-        512,
-        "Longest sequence. It is the size of the position table; position types without a table "
-        "use it as a limit only.",
+        512, "Longest sequence: the size of the position table, or a limit without a table."
     )
     type_vocab_size: Natural = setting(2, "Rows of the segment table; pairs need 2, 0 omits it.")
     initializer_range: Positive = setting(
-        0.02,
-        "Standard deviation of the initial weights, from a normal distribution that is truncated "
-        "at two standard deviations.",
+        0.02, "Standard deviation of the initial weights, from a normal distribution cut at two."
     )
     # Shoeybi et al. 2019; ModernBERT's "full_megatron".
     scale_output_init: bool = setting(
@@ -97,9 +93,7 @@ class ModelConfig:
     position_embedding_type: str = setting("learned", "Position encoding.", choices=POSITIONS)
     # Clark et al. 2020; ALBERT.
     embedding_size: Natural = setting(
-        0,
-        "Width of the embedding tables, followed by a linear layer to the width of the encoder; 0 "
-        "uses the width of the encoder.",
+        0, "Width of the embedding tables, with a linear layer behind; 0 uses `hidden_size`."
     )
     generator_size: Positive = setting(
         0.25,
@@ -113,9 +107,7 @@ class ModelConfig:
         "`embeddings` (the tables) or `none`.",
     )
     rope_theta: Positive = setting(
-        10_000.0,
-        "Base of the rotary position encoding: column pair i of K columns turns by "
-        "`rope_theta`^(-2i / K) per token.",
+        10_000.0, "Rotary encoding: pair i of K columns turns by `rope_theta`^(-2i / K) per token."
     )
     # Xiong et al. 2020.
     norm_placement: Literal["post", "pre"] = setting(
@@ -152,9 +144,7 @@ class ModelConfig:
         0, "Tokens in the window of a local layer, half on each side; 0 makes all layers global."
     )
     global_attention_every_n_layers: Natural = setting(
-        0,
-        "With a window, every n-th layer is global: layers 0, n, 2n and so on. ModernBERT uses 3; "
-        "0 makes all layers local.",
+        0, "With a window, layers 0, n, 2n, ... are global. ModernBERT uses 3; 0 makes all local."
     )
     first_global_layer: Natural = setting(0, "Index of the first global layer; UltraBERT uses 2.")
     local_rope_theta: NonNegative = setting(0.0, "`rope_theta` of local layers; 0 uses the same.")
@@ -237,9 +227,7 @@ class HeadConfig:
         ("pooler", "mlm", "nsp"), "Heads of the encoder; at most one classifier.", choices=PARTS
     )
     labels: tuple[str, ...] = setting(
-        (),
-        "Labels of a sequence or token classifier, in the order of its outputs. With one label or "
-        "none, the classifier is a regression.",
+        (), "Labels of a classifier, in the order of its outputs; one or none makes a regression."
     )
     pooling: Literal["mean", "cls", "max", "lasttoken"] = setting(
         "mean", "Pooling of the head `embedding`, which makes one vector per text."

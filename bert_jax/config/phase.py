@@ -43,14 +43,10 @@ class PhaseConfig:
     )
     # 77 at length 512, where the original recipe has 76.
     max_predictions: int = setting(
-        -1,
-        "Maximum number of masked tokens per sequence, at most `sequence_length` - 3; `-1` follows "
-        "the mask rate (20 at length 128).",
+        -1, "Most masked tokens per sequence, up to `sequence_length` - 3; `-1` follows the rate."
     )
     masked_lm_prob: float = setting(
-        -1.0,
-        "Fraction of the tokens to predict in this phase; `-1` uses `data.masked_lm_prob`. "
-        "Evaluation always uses `data.masked_lm_prob`.",
+        -1.0, "Fraction of tokens to predict; `-1` uses `data.masked_lm_prob`, as evaluation does."
     )
     max_sequences: int = setting(
         -1, "Maximum of packed sequences (`data.packing`); `-1` is one per 64 tokens, at least 3."
