@@ -210,7 +210,9 @@ def _objective_problems(config: TrainConfig) -> Problems:
             yield "output_bias", f"is {bias}, but head.parts has no mlm and no generator"
         if not config.model.decoder_bias:
             yield "output_bias", f"is {bias}, but model.decoder_bias is false"
-    if _CLASSIFIERS & {*parts} or ("embedding" in parts and objective != "contrastive"):
+    # Tasks leave the objective at its default.
+    is_pair_task = "embedding" in parts and objective == TrainConfig.objective
+    if is_pair_task or _CLASSIFIERS & {*parts}:
         if z_loss:
             yield "optimizer.z_loss", f"is {z_loss}, which a task ignores; set it to 0"
         return

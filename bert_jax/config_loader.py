@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import strict_json
-from bert_jax.config import TrainConfig, flatten, from_dict, to_dict
+from bert_jax.config import TrainConfig, from_dict, to_dict
+from bert_jax.config.conversion import paths_of
 from bert_jax.config_checks import complete, validate
 from bert_jax.errors import UsageError, did_you_mean
 
@@ -66,8 +67,7 @@ def _parsed(assignment: str) -> tuple[str, Any]:
 def _with_path(error: str, config: TrainConfig) -> str:
     """Returns an error about an unknown option with the paths of options of the same name."""
     path, unknown, _ = error.partition(": no such field.")
-    name = path.rpartition(".")[2]
-    found = [each for each in flatten(config) if each.rpartition(".")[2] == name and each != path]
+    found = [each for each in paths_of(config, path.rpartition(".")[2]) if each != path]
     paths = " or ".join(map(repr, found[:3]))
     return f"{path}{unknown} Did you mean {paths}?" if unknown and found else error
 

@@ -33,7 +33,6 @@ from typing import (
     Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 from bert_jax.config.fields import REQUIRED, OptionField, fields_of, section, setting
@@ -73,14 +72,13 @@ def described(declared: type) -> list[Option]:
 
     An argument that may be repeated is the last one. Declared options precede inherited ones.
     """
-    kinds = get_type_hints(declared, include_extras=True)
-    found = []
+    found: list[Option] = []
     for owner in (each for each in declared.__mro__ if dataclasses.is_dataclass(each)):
         group = owner.__dict__.get("GROUP", ("", None))
         fields = fields_of(owner)
         for name in owner.__annotations__:
             if name in fields and all(name != option.name for option in found):
-                found.append(_option(name, fields[name], kinds[name], group))
+                found.append(_option(name, fields[name], group))
 
     def order(option: Option) -> tuple[bool, bool]:
         if option.flag is None:
@@ -90,11 +88,11 @@ def described(declared: type) -> list[Option]:
     return sorted(found, key=order)
 
 
-def _option(name: str, field: OptionField, kind: Any, group: tuple[str, str | None]) -> Option:
-    text = field.doc
+def _option(name: str, field: OptionField, group: tuple[str, str | None]) -> Option:
+    kind, may_be_none, text = field.annotation, field.is_optional, field.doc
     flag: str | None = f"--{name.replace('_', '-')}"
     keywords: dict[str, Any] = {}
-    is_repeated = may_be_none = False
+    is_repeated = False
     while (origin := get_origin(kind)) in (Annotated, tuple, Union, types.UnionType):
         kind, *others = get_args(kind)
         if origin is Annotated:
@@ -230,8 +228,7 @@ class WithConfig(Verb):
         "config(), or the config.json of a run",
     )
     overrides: Annotated[tuple[str, ...], "--set"] = setting(
-        (),
-        SET + ". 'bert-jax config fields CONFIG' lists the fields",
+        (), SET + ". 'bert-jax config fields CONFIG' lists the fields"
     )
 
 
@@ -286,10 +283,7 @@ class TrainingOptions(Processes):
         "its choice",
     )
     tracker: tuple[str, ...] = setting((), "NAME: also send the metrics to this service: wandb")
-    overrides: Annotated[tuple[str, ...], "--set"] = setting(
-        (),
-        SET,
-    )
+    overrides: Annotated[tuple[str, ...], "--set"] = setting((), SET)
 
     def changes(self) -> list[str]:
         """Returns the changes of the config, as --set and --tracker ask for them."""

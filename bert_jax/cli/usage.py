@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 from bert_jax import __version__, registry
 from bert_jax.cli import options
-from bert_jax.config import TrainConfig, flatten
+from bert_jax.config import TrainConfig
+from bert_jax.config.conversion import paths_of
 from bert_jax.errors import did_you_mean, shown
 from bert_jax.versions import REPOSITORY
 
@@ -197,7 +198,8 @@ class Parser(argparse.ArgumentParser):
             if not equals:
                 value = following[0] if following and not following[0].startswith("-") else ""
             plain = option.lower().replace("_", "-")
-            fields = (f"--set {path}=X" for path in _fields_called(plain[2:].replace("-", "_")))
+            paths = paths_of(TrainConfig(), plain[2:].replace("-", "_"))
+            fields = (f"--set {path}=X" for path in paths)
             for text in (f"{plain} X", *_REPLACEMENTS.get(plain, ()), *fields):
                 if text == _WITHOUT and places & {"CHECKPOINT", "WORKDIR"}:
                     return f"there is no {option}: write {value or 'CHECKPOINT'} without {option}"
@@ -208,11 +210,6 @@ class Parser(argparse.ArgumentParser):
             hint = did_you_mean(option, (name for name in known if name.startswith("--")))
             return hint and f"there is no {option}.{hint}"
         return None
-
-
-def _fields_called(name: str) -> list[str]:
-    """Returns the paths of the config fields with a name."""
-    return [path for path in flatten(TrainConfig()) if path.rpartition(".")[2] == name]
 
 
 def parse(parser: Parser, words: Sequence[str]) -> argparse.Namespace:

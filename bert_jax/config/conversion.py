@@ -159,6 +159,11 @@ def flatten(section: Any) -> dict[str, Any]:
     return {path: value for path, value, _ in leaves(section)}
 
 
+def paths_of(section: Any, name: str) -> list[str]:
+    """Returns the paths of the options with a name."""
+    return [path for path in flatten(section) if path.rpartition(".")[2] == name]
+
+
 def unknown_names(section: Any) -> Iterator[tuple[str, str]]:
     """Yields the path of each name in a section that its registry does not have, and a message."""
     for path, value, field in leaves(section):
