@@ -12,6 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from bert_jax import registry
+
 _PACKAGE = Path(__file__).parents[1] / "bert_jax"
 _TITLE = 16  # letters
 
@@ -104,16 +106,12 @@ class Table(NamedTuple):
 
 
 def tables() -> dict[str, Table]:
-    """Returns the registries by name, from the source of registry.py."""
-    found = {}
-    for node in ast.parse((_PACKAGE / "registry.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            field, entries = node.value.args
-            assert isinstance(node.targets[0], ast.Name) and isinstance(field, ast.Constant)
-            texts = (n.value for n in ast.walk(entries) if isinstance(n, ast.Constant))
-            names = tuple(text for text in texts if ":" not in text)
-            found[node.targets[0].id] = Table(field.value, names)
-    return found
+    """Returns the registries by name."""
+    return {
+        name: Table(found._field, tuple(found._builtin))
+        for name, found in vars(registry).items()
+        if isinstance(found, registry.Registry)
+    }
 
 
 class Box(NamedTuple):
