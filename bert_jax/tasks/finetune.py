@@ -356,18 +356,16 @@ def _changes(path: Path, facts: dict[str, Any]) -> list[Change]:
     old: dict[str, Any] = {name: stored.get(name) for name in facts}
     if is_same_place(str(old["init_from"]), facts["init_from"]):
         old["init_from"] = facts["init_from"]
-    old, new = (_flat({**values, "sources": None}) for values in (old, facts))
-    return differences(old, new)
+    return differences(*(dict(_flat({**values, "sources": None})) for values in (old, facts)))
 
 
-def _flat(values: Any, path: str = "") -> dict[str, Any]:
-    """Returns the values of nested dicts and lists by dotted name."""
-    if not isinstance(values, dict | list | tuple):
-        return {path: values}
-    found: dict[str, Any] = {}
-    for name, value in values.items() if isinstance(values, dict) else enumerate(values):
-        found |= _flat(value, f"{path}.{name}" if path else name)
-    return found
+def _flat(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted name and the value of each leaf of nested dicts and lists."""
+    if isinstance(values, dict | list | tuple):
+        for name, value in values.items() if isinstance(values, dict) else enumerate(values):
+            yield from _flat(value, f"{path}.{name}")
+    else:
+        yield path[1:], values
 
 
 def _beginning(config: TrainConfig, source: LoadedCheckpoint) -> TrainState:
