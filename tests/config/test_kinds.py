@@ -58,6 +58,7 @@ def test_a_kind_brings_its_options_and_takes_them_along():
     ("changes", "path", "message"),
     [
         (["optimizer.momentum=0.9"], "optimizer.momentum", "muon"),
+        (["optimizer.momentum=0.9", "optimizer.beta1=0"], "optimizer.momentum", "muon"),
         (["optimizer.power=2"], "optimizer.power", "no such field"),
         (["optimizer.schedule.power=2"], "optimizer.schedule.power", "polynomial"),
         (["optimizer.kind=muon", "optimizer.momentum=1"], "optimizer.momentum", "< 1"),
