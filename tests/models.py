@@ -1,5 +1,6 @@
 """Random models of two sizes with every head, and a vocabulary for them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ def vocabulary(directory: Path, size: int = 60) -> Path:
     rows = [*_SPECIAL, *(f"w{number}" for number in range(size - len(_SPECIAL)))]
     (directory / "vocab.txt").write_text("\n".join(rows) + "\n")
     return directory
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    """Changes keys of `config.json`; None removes a key."""
+    path = directory / "config.json"
+    described = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in described.items() if v is not None}))
 
 
 def batch(model: ModelConfig, *, rows: int = 8, length: int = 16) -> dict[str, np.ndarray]:

@@ -131,39 +131,9 @@ def record(name: str, model: ModelConfig, parts: dict[str, np.ndarray]) -> None:
 
 
 def main() -> None:
-    import transformers
-
-    version, *_ = transformers.__version__.split(".")
     parts = dict(np.load(FILE)) if FILE.exists() else {}
     record("ModernBert", MODEL, parts)
-    for task, head in TASKS.items():
-        parts[f"{version}.{task}"] = _of_task(task, head, documents()[0])
     np.savez_compressed(FILE, **parts)
-
-
-def _of_task(task: str, head: HeadConfig, ids: Any) -> np.ndarray:
-    """The logits of their class, for answers start and end; and that it is read back."""
-    import torch
-    import transformers
-
-    tree = params(head=head)
-    with tempfile.TemporaryDirectory() as name:
-        folder, words = Path(name), vocabulary(Path(name) / "words")
-        huggingface.write(folder / "ours", tree, MODEL, tokenizer=words, head=head)
-        theirs, told = getattr(transformers, f"ModernBertFor{task}").from_pretrained(
-            folder / "ours", attn_implementation="eager", output_loading_info=True
-        )
-        assert not any(told[key] for key in ("missing_keys", "unexpected_keys")), told
-        theirs.save_pretrained(folder / "theirs")
-        back = huggingface.read(folder / "theirs")
-    assert (back.model, back.head) == (MODEL, head)
-    assert_same(back.params, tree)
-    with torch.no_grad():
-        out = theirs.double().eval()(torch.tensor(ids)[None].long())
-    logits = (
-        torch.stack([out.start_logits, out.end_logits], -1) if "Question" in task else out.logits
-    )
-    return logits[0].numpy().astype(np.float32)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from bert_jax.interchange import huggingface
 from bert_jax.model import bert, sharding
 from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.registry import FAMILIES
-from tests.models import assert_same
+from tests.models import assert_same, edit_config
 
 _TEXT = "In winter the [MASK] of Ada sleeps in the stable."
 
@@ -54,24 +54,6 @@ def test_every_parameter_has_one_name(layers):
     assert norm == "bert.encoder.layer.0.output.LayerNorm.weight"
 
 
-# --- round trip ----------------------------------------------------------------------------------
-
-
-def test_what_is_written(exported):
-    assert {p.name for p in exported.iterdir()} >= {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "vocab.txt",
-    }
-    assert not list(exported.parent.glob(".*"))
-    config = json.loads((exported / "config.json").read_text())
-    assert (config["model_type"], config["hidden_size"], config["vocab_size"]) == ("bert", 32, 240)
-    settings = json.loads((exported / "tokenizer_config.json").read_text())
-    assert settings["model_max_length"] == 48
-
-
 # --- other people's habits -----------------------------------------------------------------------
 
 
@@ -80,11 +62,6 @@ def rewrite(directory, change) -> None:
     tensors = load_file(directory / "model.safetensors")
     change(tensors)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def edit_config(directory, **changes) -> None:
-    path = directory / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def read(directory):
@@ -125,12 +102,6 @@ def test_every_wrong_tensor_is_listed(copied):
     assert "bert.pooler.dense.weight is [32, 31], expected [32, 32]" in message
     assert "unexpected classifier.weight" in message
     assert message.count(";") == 3, "nothing else is wrong"
-
-
-def test_a_config_of_another_size_is_noticed(copied):
-    edit_config(copied, num_hidden_layers=1)
-    with pytest.raises(UsageError, match=r"unexpected bert\.encoder\.layer\.1\."):
-        read(copied)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -177,31 +148,11 @@ def test_a_type_that_numpy_lacks_is_named(copied):
         read(copied)
 
 
-def test_pickles_are_not_opened(copied):
-    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
-    with pytest.raises(UsageError) as caught:
-        read(copied)
-    assert "has no model.safetensors (found README.md, config.json," in str(caught.value)
-    assert "pytorch_model.bin" in str(caught.value)
-    assert "pytorch_model.bin is pickled, and pickles are never read" in str(caught.value)
-    (copied / "pytorch_model.bin").rename(copied / "model.safetensors.incomplete")
-    with pytest.raises(UsageError, match=r"has no model\.safetensors") as caught:
-        read(copied)
-    assert "pickled" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (
-            {"model_type": "gpt2"},
-            "model_type is 'gpt2'; supported: bert, roberta, xlm-roberta, camembert, electra",
-        ),
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported: "),
-        (
-            {"position_embedding_type": "rotary"},
-            "position_embedding_type is 'rotary'; expected one",
-        ),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported: bert, roberta, xlm-roberta, "),
+        ({"position_embedding_type": "rotary"}, "position_embedding_type is 'rotary'; expected"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; expected one of gelu, gelu_new"),
         ({"num_attention_heads": 5}, "does not divide hidden_size 32"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'; expected int"),

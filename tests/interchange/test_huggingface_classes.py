@@ -12,7 +12,16 @@ from bert_jax.config import ComputeConfig, HeadConfig
 from bert_jax.errors import UsageError
 from bert_jax.interchange import family, huggingface
 from bert_jax.model import bert, sharding
-from tests.models import HEADS, SIZES, assert_same, batch, random_params, their_fields, vocabulary
+from tests.models import (
+    HEADS,
+    SIZES,
+    assert_same,
+    batch,
+    edit_config,
+    random_params,
+    their_fields,
+    vocabulary,
+)
 
 each_class = pytest.mark.parametrize("name", HEADS)
 each_size = pytest.mark.parametrize("size", SIZES)
@@ -25,12 +34,6 @@ def written(folder, name, size="small", *, seed=0, **options):
     words = vocabulary(folder / "words")
     huggingface.write(folder / "hf", params, model, head=head, tokenizer=words, **options)
     return folder / "hf", params
-
-
-def edit(directory, **changes):
-    path = directory / "config.json"
-    described = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({k: v for k, v in described.items() if v is not None}))
 
 
 def rewrite(directory, change):
@@ -85,7 +88,7 @@ def test_bare_models_have_no_prefix_and_may_have_no_pooler(tmp_path):
     assert back.head.parts == ()
     assert_same(back.params, params)
     # Without our word for it, a pooler is missing.
-    edit(tmp_path / "hf", add_pooling_layer=None)
+    edit_config(tmp_path / "hf", add_pooling_layer=None)
     with pytest.raises(UsageError, match=r"missing bert\.pooler\.dense\.bias \[24\]; missing bert"):
         huggingface.read(tmp_path / "hf")
     allowed = huggingface.read(tmp_path / "hf", allow_missing_heads=True)
@@ -97,7 +100,7 @@ def test_labels_keep_their_names_and_order(tmp_path):
     described = json.loads((directory / "config.json").read_text())
     assert described["id2label"] == {"0": "neutral", "1": "für", "2": "contra"}
     assert described["label2id"]["contra"] == 2
-    edit(directory, id2label={"2": "contra", "0": "neutral", "1": "für"})
+    edit_config(directory, id2label={"2": "contra", "0": "neutral", "1": "für"})
     assert huggingface.read(directory).head.labels == ("neutral", "für", "contra")
 
 
@@ -120,14 +123,14 @@ def test_two_classes_without_names(tmp_path):
     params = random_params(SIZES["small"], head)
     words = vocabulary(tmp_path / "words")
     huggingface.write(tmp_path / "hf", params, SIZES["small"], head=head, tokenizer=words)
-    edit(tmp_path / "hf", id2label=None, label2id=None)
+    edit_config(tmp_path / "hf", id2label=None, label2id=None)
     assert huggingface.read(tmp_path / "hf").head == head
 
 
 @pytest.mark.parametrize("name", ["ForSequenceClassification", "ForTokenClassification"])
 def test_which_classifier_without_a_class(tmp_path, name):
     directory, params = written(tmp_path, name)
-    edit(directory, architectures=None)
+    edit_config(directory, architectures=None)
     back = huggingface.read(directory)
     assert back.head == HEADS[name]
     assert_same(back.params, params)
@@ -136,7 +139,7 @@ def test_which_classifier_without_a_class(tmp_path, name):
 def test_masked_lm_of_the_hub_keep_their_other_head(tmp_path):
     """bert-base-uncased calls itself BertForMaskedLM and holds all of BertForPreTraining."""
     directory, params = written(tmp_path, "ForPreTraining")
-    edit(directory, architectures=["BertForMaskedLM"])
+    edit_config(directory, architectures=["BertForMaskedLM"])
     back = huggingface.read(directory)
     assert back.head == HeadConfig()
     assert_same(back.params, params)
@@ -266,7 +269,7 @@ def test_the_encoder_is_never_left_out(tmp_path):
 )
 def test_configs_that_do_not_fit(tmp_path, changes, message):
     directory, _ = written(tmp_path, "ForSequenceClassification")
-    edit(directory, **changes)
+    edit_config(directory, **changes)
     with pytest.raises(UsageError, match=message):
         huggingface.read(directory)
 
@@ -354,37 +357,6 @@ def test_what_their_class_saves_is_read(tmp_path, name, size):
     for tensor, values in expected.items():
         assert written_again[tensor].tobytes() == values.tobytes(), tensor
     assert_same(huggingface.read(tmp_path / "ours").params, back.params)
-
-
-_ROBERTA_CLASSES = sorted(HEADS.keys() - {"ForPreTraining", "ForNextSentencePrediction"})
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize(
-    ("name", "pad"), [*((name, 1) for name in _ROBERTA_CLASSES), ("ForMaskedLM", 0)]
-)
-def test_roberta_gives_our_logits(tmp_path, name, pad):
-    torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
-    import transformers
-
-    torch.manual_seed(0)
-    fields = their_fields(SIZES["wider"]) | {
-        "max_position_embeddings": 33 + pad + 1,
-        "type_vocab_size": 1,
-        "layer_norm_eps": 1e-5,
-        "pad_token_id": pad,
-    }
-    labels = HEADS[name].labels
-    options = {"id2label": dict(enumerate(labels))} if labels else {}
-    theirs = getattr(transformers, f"Roberta{name}")(
-        transformers.RobertaConfig(**fields, **options)
-    )
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    theirs.save_pretrained(tmp_path)
-    assert huggingface.read(tmp_path).head == HEADS[name]
-    assert huggingface.read(tmp_path).model.layer_norm_eps == 1e-5
-    assert_same_outputs(tmp_path, name, theirs, pad=pad)
 
 
 def test_every_class_is_known():

@@ -15,7 +15,7 @@ from bert_jax.data.tokenizer.training import train_byte_level_bpe
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface
 from bert_jax.pretrained.load import foreign_config
-from tests.models import HEADS, SIZES, assert_same, random_params, vocabulary
+from tests.models import HEADS, SIZES, assert_same, edit_config, random_params, vocabulary
 
 CLASSES = sorted(HEADS.keys() - {"ForPreTraining", "ForNextSentencePrediction"})
 _ONE_SEGMENT = dataclasses.replace(
@@ -40,8 +40,7 @@ def written(folder, words, name, model=_ONE_SEGMENT, **options):
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_byte_level_vocabulary_makes_a_roberta(tmp_path, words, name):
-    params, tensors = written(tmp_path / "1", words, name)
-    described = json.loads((tmp_path / "1/config.json").read_text())
+    tensors, described = out_and_in(tmp_path, words, _ONE_SEGMENT, HEADS[name])
     assert described["architectures"] == [f"Roberta{name}"]
     assert described["model_type"] == "roberta" and described["type_vocab_size"] == 1
     assert described["max_position_embeddings"] == 22  # 20, behind two that are not used
@@ -49,24 +48,16 @@ def test_a_byte_level_vocabulary_makes_a_roberta(tmp_path, words, name):
     assert ids == [0, 1, 2]
     table = tensors[_POSITIONS if name != "Model" else _POSITIONS.removeprefix("roberta.")]
     assert table.shape == (22, 24) and not table[:2].any() and table[2:].all()
-    back = huggingface.read(tmp_path / "1")
-    assert (back.model, back.head) == (_ONE_SEGMENT, HEADS[name])
-    assert_same(back.params, params)
-    huggingface.write(tmp_path / "2", back.params, back.model, head=back.head, tokenizer=words)
-    for file in ("model.safetensors", "config.json", "vocab.json", "merges.txt"):
-        assert (tmp_path / "2" / file).read_bytes() == (tmp_path / "1" / file).read_bytes()
-    assert foreign_config(back).data.sequence_format == "full_sentences"
+    assert foreign_config(huggingface.read(tmp_path / "1")).data.sequence_format == "full_sentences"
 
 
 def test_positions_begin_after_the_padding(tmp_path, words):
     params, tensors = written(tmp_path / "hf", words, "ForMaskedLM")
     tensors[_POSITIONS] = np.pad(tensors[_POSITIONS], ((2, 0), (0, 0)))
     save_file(tensors, tmp_path / "hf/model.safetensors")
-    path = tmp_path / "hf/config.json"
-    described = json.loads(path.read_text())
-    path.write_text(json.dumps(described | {"pad_token_id": 3, "max_position_embeddings": 24}))
+    edit_config(tmp_path / "hf", pad_token_id=3, max_position_embeddings=24)
     assert_same(huggingface.read(tmp_path / "hf").params, params)
-    path.write_text(json.dumps(described | {"pad_token_id": -1}))
+    edit_config(tmp_path / "hf", pad_token_id=-1)
     with pytest.raises(UsageError, match="pad_token_id is -1, but"):
         huggingface.read(tmp_path / "hf")
 
@@ -121,11 +112,9 @@ def test_a_head_that_their_class_would_compute_otherwise(tmp_path, words, capsys
     with pytest.raises(UsageError, match=message):
         written(tmp_path / "2", words, "ForMaskedLM", by_tanh, model_type="roberta")
     written(tmp_path / "3", words, "ForTokenClassification", by_tanh)
-    path = tmp_path / "3/config.json"
-    assert json.loads(path.read_text())["model_type"] == "roberta"
+    assert json.loads((tmp_path / "3/config.json").read_text())["model_type"] == "roberta"
     written(tmp_path / "4", words, "ForMaskedLM")
-    path = tmp_path / "4/config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_act": "gelu_new"}))
+    edit_config(tmp_path / "4", hidden_act="gelu_new")
     with pytest.raises(UsageError, match=message):
         huggingface.read(tmp_path / "4")
 
@@ -181,7 +170,7 @@ def out_and_in(folder, words, model, head):
     assert (back.model, back.head) == (model, head)
     assert_same(back.params, params)
     huggingface.write(folder / "2", back.params, back.model, head=back.head, tokenizer=words)
-    for file in ("model.safetensors", "config.json"):
+    for file in ("model.safetensors", "config.json", "vocab.json", "merges.txt"):
         assert (folder / "2" / file).read_bytes() == (folder / "1" / file).read_bytes()
     described = json.loads((folder / "1/config.json").read_text())
     return load_file(folder / "1" / "model.safetensors"), described
@@ -217,8 +206,7 @@ def test_what_a_family_cannot_express(tmp_path, words, changes, name, options, m
 def test_a_roformer_that_rotates_values_is_refused(tmp_path, words):
     model = dataclasses.replace(_ONE_SEGMENT, **_ROFORMER)
     written(tmp_path / "hf", words, "ForMaskedLM", model=model)
-    path = tmp_path / "hf/config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"rotary_value": True}))
+    edit_config(tmp_path / "hf", rotary_value=True)
     with pytest.raises(UsageError, match="rotary_value is True"):
         huggingface.read(tmp_path / "hf")
 

@@ -6,7 +6,6 @@ The directory of the same model as bert-jax writes it is the expected result.
 import dataclasses
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig, ModelConfig
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface
 from bert_jax.registry import FAMILIES
 from tests.golden import make_eurobert, make_modernbert
-from tests.models import SIZES, assert_same, random_params, vocabulary
+from tests.models import SIZES, assert_same, edit_config, random_params, vocabulary
 from tests.objectives.test_replaced_token import TINY, tiny_config
 
 Tensors = dict[str, np.ndarray]
@@ -58,9 +56,7 @@ def change(directory: Path, edit: Callable[[Tensors], Tensors | None], **config:
     """Replaces tensors and fields of `config.json`; a field of None is removed."""
     tensors = load_file(directory / "model.safetensors")
     save_file(edit(tensors) or tensors, directory / "model.safetensors", {"format": "pt"})
-    path = directory / "config.json"
-    described = json.loads(path.read_text()) | config
-    path.write_text(json.dumps({k: v for k, v in described.items() if v is not None}))
+    edit_config(directory, **config)
 
 
 def output_names(family: str) -> tuple[str, str, str, str]:
@@ -344,28 +340,3 @@ def test_both_models_of_a_pair(tmp_path):
     found = huggingface.read(tmp_path / "hf")
     assert (found.model, found.head) == (expected.model, head)
     assert_same(found.params, expected.params)
-
-
-def test_a_verb_reads_a_wrapped_encoder_inside_of_sentence_transformers(tmp_path, capsys):
-    """`--checkpoint` of a verb gives the vectors of the plain directory."""
-    plain = written(tmp_path, "bert", HeadConfig(parts=("pooler",)))
-    nested = tmp_path / "st"
-    shutil.copytree(plain, nested / "0_Transformer")
-    kind = "sentence_transformers.models"
-    stages = [
-        {"path": "0_Transformer", "type": f"{kind}.Transformer"},
-        {"path": "1_Pooling", "type": f"{kind}.Pooling"},
-    ]
-    (nested / "modules.json").write_text(json.dumps(stages))
-    (nested / "1_Pooling").mkdir()
-    (nested / "1_Pooling/config.json").write_text('{"pooling_mode": "mean"}')
-    change(nested / "0_Transformer", lambda tensors: with_prefix("_orig_mod.module.")(tensors, ""))
-    (tmp_path / "texts").write_text("w1 w2\nw3\n")
-    for source, output in ((plain, "a.npz"), (nested, "b.npz")):
-        arguments = [source, "--input", tmp_path / "texts"]
-        arguments += ["--output-file", tmp_path / output]
-        assert main(["embed", *map(str, arguments)]) == 0
-    np.testing.assert_array_equal(
-        *(np.load(tmp_path / name)["vectors"] for name in ("a.npz", "b.npz"))
-    )
-    assert "and other names likewise" in capsys.readouterr().err

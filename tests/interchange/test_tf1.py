@@ -56,19 +56,9 @@ def restore_like_tf1(prefix, like: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 # --- names ---------------------------------------------------------------------------------------
 
-# As google-research/bert writes them (run_pretraining.py, run_classifier.py, run_squad.py).
+# As google-research/bert writes them in run_classifier.py and run_squad.py; the names of
+# run_pretraining.py are in `test_what_tf1_saves_is_read_and_written_again_bit_for_bit`.
 _NAMES = {
-    "encoder.embeddings.word.embedding": "bert/embeddings/word_embeddings",
-    "encoder.embeddings.layer_norm.scale": "bert/embeddings/LayerNorm/gamma",
-    "encoder.layer_1.query.kernel": "bert/encoder/layer_1/attention/self/query/kernel",
-    "encoder.layer_0.attention_output.bias": "bert/encoder/layer_0/attention/output/dense/bias",
-    "encoder.layer_0.attention_norm.bias": ("bert/encoder/layer_0/attention/output/LayerNorm/beta"),
-    "encoder.layer_0.output_norm.scale": "bert/encoder/layer_0/output/LayerNorm/gamma",
-    "pooler.dense.kernel": "bert/pooler/dense/kernel",
-    "mlm.bias": "cls/predictions/output_bias",
-    "mlm.layer_norm.bias": "cls/predictions/transform/LayerNorm/beta",
-    "nsp.kernel": "cls/seq_relationship/output_weights",
-    "nsp.bias": "cls/seq_relationship/output_bias",
     "sequence_classifier.kernel": "output_weights",
     "sequence_classifier.bias": "output_bias",
     "span_classifier.kernel": "cls/squad/output_weights",

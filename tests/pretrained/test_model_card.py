@@ -6,7 +6,6 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
-from bert_jax.__main__ import main
 from bert_jax.config import from_dict
 from bert_jax.pretrained import model_card
 from bert_jax.workdir import log_reader
@@ -65,14 +64,6 @@ def test_the_figures_are_those_of_the_log(card, trained):
     rows = cells(card, "Validation metrics")
     assert f"Step {last['step']:,}." in card and len(rows) > 2
     assert float(rows[0][1]) == pytest.approx(last["mlm_loss"], rel=1e-3)
-
-
-def test_the_license_is_the_users(trained, tmp_path):
-    command = ["export", str(trained), "--output-dir", str(tmp_path / "hf")]
-    assert main([*command, "--license", "apache-2.0"]) == 0
-    text = (tmp_path / "hf" / "README.md").read_text()
-    assert yaml.safe_load(text.split("---")[1])["license"] == "apache-2.0"
-    assert text.endswith("## License\n\napache-2.0\n")
 
 
 def test_what_the_records_lack_is_left_out(tmp_path):
