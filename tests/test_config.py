@@ -56,10 +56,7 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
         ('model={"num_hidden_layers": 3}', ["model.num_hidden_layers=3"]),
         ("model={}", []),
         ('phases.1={"steps": 3}', ["phases.1.steps=3"]),
-        (
-            'optimizer={"kind": "muon", "momentum": 0.9}',
-            ["optimizer.kind=muon", "optimizer.momentum=0.9"],
-        ),
+        ('optimizer={"kind": "muon"}', ["optimizer.kind=muon"]),
     ],
 )
 def test_a_section_changes_only_the_named_options(section, single):
@@ -210,11 +207,7 @@ def test_a_python_config_of_a_user(tmp_path):
         ("missing.py", None, "No such file"),
         ("missing.json", None, "No such file"),
         ("bert_bose", None, "Did you mean 'bert_base'? A config is a shipped name"),
-        (
-            "bert-base",
-            None,
-            "no config is named 'bert-base'. Did you mean 'bert_base'?",
-        ),
+        ("bert-base", None, "no config is named 'bert-base'. Did you mean 'bert_base'?"),
         ("empty.py", "", "must define a function: def config() -> TrainConfig"),
         ("wrong.py", "def config(): return 3", "config() returned int"),
     ],
@@ -262,11 +255,7 @@ def test_a_value_out_of_its_limits_is_an_error_in_a_file_too(assignment):
 _IMPOSSIBLE = [
     ("model.num_attention_heads=5", "model.num_attention_heads", "does not divide hidden_size 768"),
     ("model.type_vocab_size=1", "model.type_vocab_size", "rows of sentence_pairs need 2 segments"),
-    (
-        "data.sequence_format=documents",
-        "data.sequence_format",
-        "objective mlm+nsp learns from sentence_pairs: choose",
-    ),
+    ("data.sequence_format=documents", "data.sequence_format", "learns from sentence_pairs"),
     ("optimizer.schedule=warmup_stable_decay", "optimizer.schedule.decay_steps", "must be from"),
     ("optimizer.frozen_layers=99", "optimizer.frozen_layers", "is 99, but the model has"),
     ("optimizer.spike_factor=0.5", "optimizer.spike_factor", "0 or more than 1"),
@@ -284,11 +273,7 @@ _IMPOSSIBLE = [
         )
     ),
     ("data.random_token_prob=0.3", "data.random_token_prob", "together exceed 1"),
-    (
-        "optimizer.gradient_accumulation_steps=3",
-        "phases.0.global_batch_size",
-        "gradient_accumulation_steps = 3 does not divide",
-    ),
+    ("optimizer.gradient_accumulation_steps=3", "phases.0.global_batch_size", "does not divide"),
     ("optimizer.warmup_steps=-1", "optimizer.warmup_steps", "the schedule has 1000000 steps"),
     ("optimizer.warmup_steps=1000000", "optimizer.warmup_steps", "warmup_steps=100000 (a tenth"),
     ("phases=[]", "phases", "at least one phase"),
@@ -339,10 +324,7 @@ def test_the_fixes_for_a_schedule_that_is_too_long_fit(steps):
     ("assignments", "message"),
     [
         (("attention_window=16", "first_global_layer=2"), "global_attention_every_n_layers only"),
-        (
-            ("masked_lm_inner_size=12", "masked_lm_transform=false"),
-            "masked_lm_transform only",
-        ),
+        (("masked_lm_inner_size=12", "masked_lm_transform=false"), "masked_lm_transform only"),
     ],
 )
 def test_a_field_without_effect_is_rejected(assignments, message):
