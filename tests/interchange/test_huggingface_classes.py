@@ -27,10 +27,10 @@ each_class = pytest.mark.parametrize("name", HEADS)
 each_size = pytest.mark.parametrize("size", SIZES)
 
 
-def written(folder, name, size="small", *, seed=0, **options):
-    """A directory with random parameters, and the parameters."""
-    model, head = SIZES[size], HEADS[name]
-    params = random_params(model, head, seed=seed)
+def written(folder, name, size="small", **options):
+    """A directory with random parameters, and the parameters; `name` may be a head."""
+    model, head = SIZES[size], name if isinstance(name, HeadConfig) else HEADS[name]
+    params = random_params(model, head)
     words = vocabulary(folder / "words")
     huggingface.write(folder / "hf", params, model, head=head, tokenizer=words, **options)
     return folder / "hf", params
@@ -78,20 +78,16 @@ def test_written_and_read_is_the_same(tmp_path, name, size):
 
 
 def test_bare_models_have_no_prefix_and_may_have_no_pooler(tmp_path):
-    model = SIZES["small"]
-    params = random_params(model, HeadConfig(parts=()))
-    words = vocabulary(tmp_path / "words")
-    huggingface.write(tmp_path / "hf", params, model, head=HeadConfig(parts=()), tokenizer=words)
-    tensors = load_file(tmp_path / "hf/model.safetensors")
-    assert "embeddings.word_embeddings.weight" in tensors
-    back = huggingface.read(tmp_path / "hf")
+    directory, params = written(tmp_path, HeadConfig(parts=()))
+    assert "embeddings.word_embeddings.weight" in load_file(directory / "model.safetensors")
+    back = huggingface.read(directory)
     assert back.head.parts == ()
     assert_same(back.params, params)
     # Without our word for it, a pooler is missing.
-    edit_config(tmp_path / "hf", add_pooling_layer=None)
+    edit_config(directory, add_pooling_layer=None)
     with pytest.raises(UsageError, match=r"missing bert\.pooler\.dense\.bias \[24\]; missing bert"):
-        huggingface.read(tmp_path / "hf")
-    allowed = huggingface.read(tmp_path / "hf", allow_missing_heads=True)
+        huggingface.read(directory)
+    allowed = huggingface.read(directory, allow_missing_heads=True)
     assert allowed.head.parts == () and len(allowed.missing) == 2
 
 
@@ -109,22 +105,18 @@ def test_a_regression_has_one_output(tmp_path, label):
     head = HeadConfig(
         parts=("pooler", "sequence_classifier"), labels=() if label is None else (label,)
     )
-    params = random_params(SIZES["small"], head)
-    words = vocabulary(tmp_path / "words")
-    huggingface.write(tmp_path / "hf", params, SIZES["small"], head=head, tokenizer=words)
-    described = json.loads((tmp_path / "hf/config.json").read_text())
+    directory, _ = written(tmp_path, head)
+    described = json.loads((directory / "config.json").read_text())
     assert described["problem_type"] == "regression" and len(described["id2label"]) == 1
-    assert huggingface.read(tmp_path / "hf").head == head
+    assert huggingface.read(directory).head == head
 
 
 def test_two_classes_without_names(tmp_path):
     """Their writer leaves out the names it would give itself."""
     head = HeadConfig(parts=("pooler", "sequence_classifier"), labels=("LABEL_0", "LABEL_1"))
-    params = random_params(SIZES["small"], head)
-    words = vocabulary(tmp_path / "words")
-    huggingface.write(tmp_path / "hf", params, SIZES["small"], head=head, tokenizer=words)
-    edit_config(tmp_path / "hf", id2label=None, label2id=None)
-    assert huggingface.read(tmp_path / "hf").head == head
+    directory, _ = written(tmp_path, head)
+    edit_config(directory, id2label=None, label2id=None)
+    assert huggingface.read(directory).head == head
 
 
 @pytest.mark.parametrize("name", ["ForSequenceClassification", "ForTokenClassification"])
