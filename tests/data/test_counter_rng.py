@@ -68,13 +68,6 @@ def test_below_is_the_high_word_of_the_product(value: int, bound: int):
     assert counter_rng.randint(np.array([value], np.uint64), bound)[0] == value * bound >> 64
 
 
-def test_each_output_bit_is_a_fair_coin():
-    size = 100_000
-    values = counter_rng.bits(1, np.arange(size))
-    ones = [int((values >> np.uint64(bit) & np.uint64(1)).sum()) for bit in range(64)]
-    assert np.abs(np.array(ones) - size / 2).max() < Z * math.sqrt(size / 4)
-
-
 def test_unit_is_uniform():
     values = counter_rng.uniform(counter_rng.bits(3, np.arange(100_000)))
     assert values.min() >= 0 and values.max() < 1

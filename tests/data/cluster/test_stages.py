@@ -12,7 +12,6 @@ import subprocess
 import sys
 import zipfile
 from base64 import urlsafe_b64encode
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -284,21 +283,7 @@ def test_invalid_options_of_a_job(tmp_path, monkeypatch, runner, sources, output
         run.prepare_on(runner, (), sources, output, **options)
 
 
-def test_another_corpus_is_not_overwritten(tmp_path, sources):
-    output = tmp_path / "c"
-    corpus = prepare([str(sources)], output, **PLAIN)
-    before = files_of(output)
-    direct = partial(run.prepare_on, "DirectRunner", (), output=str(output))
-    assert direct([str(sources)], **PLAIN) == corpus.manifest
-    with pytest.raises(
-        UsageError, match=r"c holds another corpus .*its vocab_size is 140, not 110"
-    ):
-        direct([str(sources)], **PLAIN | {"vocab_size": 110})
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/letter.doc").touch()
-    with pytest.raises(UsageError, match="exists and is not a corpus"):
-        run.prepare_on("DirectRunner", (), [str(sources)], str(tmp_path / "mine"))
-    assert files_of(output) == before
+def test_other_files_in_a_bucket_are_not_overwritten(sources):
     with reached() as _:
         mine = Folder("gs://bucket/mine/train")
         mine.write("images.tar", b"")

@@ -22,6 +22,13 @@ WORDS += ["house", "müde", "wörter"]
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *"0123456789"]
 VOCABULARY += [*(f"##{digit}" for digit in "0123456789"), *dict.fromkeys(WORDS)]
 
+DOCUMENTS = [
+    ("The first paragraph.", "The second, with é and 漢字."),
+    ("Another document.",),
+    ("A third. It has two sentences.", "And two paragraphs."),
+]
+TEXT = "\n\n".join("\n".join(document) for document in DOCUMENTS) + "\n"
+
 
 def _zstd(data: bytes) -> bytes:
     # Several frames, one without its size, as `zstd` and `pzstd` write to a pipe.

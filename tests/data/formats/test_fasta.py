@@ -8,7 +8,6 @@ from bert_jax.data.sources import document
 from bert_jax.data.sources.document import Continuation
 from bert_jax.data.sources.read import read_documents
 from bert_jax.data.sources.stream import Findings
-from bert_jax.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -43,12 +42,3 @@ def test_a_long_record_is_read_in_parts(tmp_path, monkeypatch):
         assert "".join("".join(part) for part in parts) == sequence and last == ("AC",)
         assert len(parts) > 4 and not isinstance(parts[0], Continuation)
         assert all(isinstance(part, Continuation) for part in parts[1:])
-
-
-def test_bad_files_are_rejected(tmp_path):
-    (tmp_path / "a.fa").write_text("ACGT\n>a\nAC\n")
-    with pytest.raises(UsageError, match=r"a.fa, line 1: a FASTA record begins with a line >NAME"):
-        list(read_documents([str(tmp_path / "a.fa")]))
-    (tmp_path / "b.fa").write_bytes(b">a\nAC\xff\n>b\nGG\n")
-    with pytest.raises(UsageError, match=r"b.fa, record of line 1: not UTF-8"):
-        list(read_documents([str(tmp_path / "b.fa")]))

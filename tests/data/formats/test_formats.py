@@ -6,12 +6,10 @@ import json
 import sys
 import unicodedata
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from bert_jax.data.sources import columns, document
 from bert_jax.data.sources.read import read_documents
@@ -21,7 +19,9 @@ from bert_jax.registry import FORMATS
 from tests.data.formats.layouts import (
     ALL,
     BAD,
+    DOCUMENTS,
     PACKERS,
+    TEXT,
     jsonl,
     pa,
     texts,
@@ -31,17 +31,9 @@ from tests.data.formats.layouts import (
     write_with,
     written,
 )
-from tests.faulty_bucket import reached
 
 pytest.importorskip("fastwarc")
 pytest.importorskip("resiliparse")
-
-DOCUMENTS = [
-    ("The first paragraph.", "The second, with é and 漢字."),
-    ("Another document.",),
-    ("A third. It has two sentences.", "And two paragraphs."),
-]
-TEXT = "\n\n".join("\n".join(document) for document in DOCUMENTS) + "\n"
 
 
 def read(*paths: object, findings: Findings | None = None, **reading: object) -> list[str]:
@@ -58,20 +50,6 @@ def refusal(*paths: object, **reading: object) -> str:
 
 
 # --- the three properties -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    with reached() as place:
-        yield place
-
-
-@pytest.fixture
-def memory() -> Iterator[MemoryFileSystem]:
-    system = fsspec.filesystem("memory")
-    yield system
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
 
 
 @pytest.mark.parametrize("layout", ALL)

@@ -3,10 +3,13 @@
 import gzip
 import json
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bert_jax.data.corpus.prepare import prepare
+from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.matching.contamination import Contamination
 from bert_jax.data.sources.stream import SourceOptions
 from bert_jax.errors import UsageError
@@ -29,21 +32,21 @@ def test_sets(tmp_path):
     return long, short
 
 
+def made(folder: Path, sets: list[object], *, source: str = "text.txt", **options: Any) -> Corpus:
+    """Makes the corpus `folder / "c"` without the records of test sets."""
+    usual = {"vocab_size": 300, "validation_fraction": 0.2, "workers": 1}
+    return prepare(
+        [folder / source], folder / "c", decontaminate=[*map(str, sets)], **usual | options
+    )
+
+
 def test_a_bad_record_of_a_test_set_is_an_error(test_sets, tmp_path):
     """Only bad records of the text are skipped: in a test set they would stay in the corpus."""
     (tmp_path / "text.txt").write_text("\n\n".join(test_sets[0]) + "\n")
     with (tmp_path / "long.jsonl").open("a") as file:
         file.write('{"text": "cut in the')
     with pytest.raises(UsageError, match=r"long\.jsonl, line 41: not JSON"):
-        prepare(
-            [tmp_path / "text.txt"],
-            tmp_path / "c",
-            vocab_size=300,
-            workers=1,
-            decontaminate=[tmp_path / "long.jsonl"],
-            on_bad_record="skip",
-            bad_record_limit=1.0,
-        )
+        made(tmp_path, [tmp_path / "long.jsonl"], on_bad_record="skip", bad_record_limit=1.0)
 
 
 def test_planted_records_are_found_named_and_removed(test_sets, tmp_path, capsys):
@@ -62,11 +65,7 @@ def test_planted_records_are_found_named_and_removed(test_sets, tmp_path, capsys
         texts[7 * number] += f" {piece} {text(30, draw)}"
     (tmp_path / "text.txt").write_text("\n\n".join(texts) + "\n")
     sets = [str(tmp_path / name) for name in ("long.jsonl", "short.txt")]
-    options = {"vocab_size": 300, "validation_fraction": 0.2, "workers": 1}
-    corpus = prepare(
-        [str(tmp_path / "text.txt")], tmp_path / "c", **options,
-        decontaminate=sets,
-    )  # fmt: skip
+    corpus = made(tmp_path, sets)
     said = capsys.readouterr().err
     assert f"{sets[0]}: 3 of 40 records occur in the text\n" in said
     too_short = "(5 with fewer than 8 words are skipped)"
@@ -81,13 +80,9 @@ def test_planted_records_are_found_named_and_removed(test_sets, tmp_path, capsys
     # The paths of the sets do not matter, but their content does.
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes((tmp_path / "long.jsonl").read_bytes())
-    again = prepare(
-        [str(tmp_path / "text.txt")], tmp_path / "c", **options,
-        decontaminate=[str(moved), sets[1]],
-    )  # fmt: skip
-    assert again.fingerprint == corpus.fingerprint
+    assert made(tmp_path, [moved, sets[1]]).fingerprint == corpus.fingerprint
     with pytest.raises(UsageError, match="its decontaminate is"):
-        prepare([str(tmp_path / "text.txt")], tmp_path / "c", **options, decontaminate=sets[:1])
+        made(tmp_path, sets[:1])
 
 
 def test_a_set_of_short_records_is_rejected(tmp_path):
@@ -104,10 +99,7 @@ def test_matches_in_skipped_files_do_not_count(test_sets, tmp_path, capsys):
     (folder / "a.txt").write_text("\n\n".join(text(60, draw) for _ in range(40)) + "\n")
     packed = gzip.compress(f"{long[0]}\n".encode() * 9)
     (folder / "b.txt.gz").write_bytes(packed[:-9])
-    corpus = prepare(
-        [str(folder)], tmp_path / "c", vocab_size=300, validation_fraction=0.2, workers=1,
-        on_bad_record="skip", decontaminate=[str(tmp_path / "long.jsonl")],
-    )  # fmt: skip
+    corpus = made(tmp_path, [tmp_path / "long.jsonl"], source="texts", on_bad_record="skip")
     assert corpus.manifest["skipped_files"]
     (counts,) = corpus.manifest["decontaminated_of"].values()
     assert counts["found"] == 0 and sum(corpus.manifest["contaminated_documents"].values()) == 0
@@ -145,10 +137,7 @@ def test_all_held_out_splits_of_a_folder_are_compared(tmp_path, capsys):
     for number, split in enumerate(("train", "validation", "validation", "test")):
         texts[number] += " " + of[split][number]
     (tmp_path / "text.txt").write_text("\n\n".join(texts) + "\n")
-    corpus = prepare(
-        [str(tmp_path / "text.txt")], tmp_path / "c", vocab_size=300, validation_fraction=0.2,
-        workers=1, decontaminate=[str(folder)],
-    )  # fmt: skip
+    corpus = made(tmp_path, [folder])
     found = {"records": 8, "looked_for": 8, "found": 3}
     assert corpus.manifest["decontaminated_of"] == {str(folder): found}
     assert corpus.manifest["counts"]["total"]["documents"] == 40 - 3

@@ -1,6 +1,5 @@
 """Equal documents: the differences that are ignored, and the differences that count."""
 
-import json
 import unicodedata
 
 import pytest
@@ -9,8 +8,6 @@ from hypothesis import strategies as st
 
 from bert_jax.data.matching import identity
 from bert_jax.data.matching.identity import identify
-from bert_jax.data.sources import document
-from tests.data.surveyed import survey
 
 DIFFERENT = [
     "The cat sees a dog.",
@@ -99,45 +96,3 @@ def test_two_streams_agree_with_the_rule(text):
     expected = plainly(text)
     assert plain.decode() == "".join(c for c in expected if c.isascii())
     assert rest.decode() == "".join(c for c in expected if not c.isascii())
-
-
-def documents_of(texts: list[str]) -> str:
-    return "\n\n".join(texts) + "\n"
-
-
-def test_equal_documents_are_in_the_same_split(tmp_path):
-    texts = [f"The {n} cats, of house {n * n}, see a well-known dog." for n in range(300)]
-    twins = [text.upper().replace(", ", " ; ").replace("-", " ") for text in texts]
-    file = tmp_path / "a.txt"
-    file.write_text(documents_of(texts + twins + [f"{text}  " for text in twins]))
-    decided, kept = survey([str(file)], validation_fraction=0.3, seed=1)
-    assert [text for text, _ in kept] == texts
-    assert sum(decided.duplicates.values()) == 600
-    assert sum(side == "train" for _, side in kept) == decided.documents["train"]
-
-
-def test_all_pieces_of_a_record_are_in_the_same_split(tmp_path, monkeypatch):
-    """The split of the beginning, which does not depend on spacing."""
-    monkeypatch.setattr(document, "LONGEST_LINE_BYTES", 200)
-    monkeypatch.setattr(document, "LONGEST_DOCUMENT_BYTES", 1000)
-    monkeypatch.setattr(identity, "_BEGINNING_BYTES", 300)
-
-    def sides_of(name: str, text: str) -> list[str]:
-        file = tmp_path / name
-        file.write_text(text)
-        pieces: dict[bytes, list[str]] = {}
-        for found, side in survey([str(file)], validation_fraction=0.5, seed=3)[1]:
-            pieces.setdefault(found.encode().split()[5], []).append(side)
-        assert all(len(p) > 3 and len(set(p)) == 1 for p in pieces.values())
-        return [pieces[str(record).encode()][0] for record in range(12)]
-
-    drawn = []
-    for space in (" ", "   "):
-        records = [
-            [f"The {n} cats of house {r} see{space}a dog." for n in range(99)] for r in range(12)
-        ]
-        drawn.append(sides_of("a.txt", documents_of(["\n".join(lines) for lines in records])))
-        objects = [json.dumps({"text": "\n".join(lines)}) for lines in records]
-        drawn.append(sides_of("a.jsonl", "\n".join(objects)))
-    assert len(set(drawn[0])) == 2
-    assert drawn == [drawn[0]] * 4

@@ -20,6 +20,7 @@ from tests.batches import stream_of
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split
 
 BLOCKS = Blocks(tokens=8_000, lanes=8, pieces=16)
+ONE_BLOCK = Blocks(tokens=10**9, lanes=8, pieces=16)
 # Every token has another id, so that a row shows which tokens of the split it holds.
 SPLIT = random_split(360, mean_tokens=8, vocab_size=None, num_shards=3)
 # 16 rows are divided among eight lanes, 6 among two, 7 go to one.
@@ -41,9 +42,9 @@ def phase_of(options: DataConfig, rows: int) -> PhaseConfig:
     )
 
 
-def stream(options: DataConfig = PAIRS, rows: int = ROWS) -> Stream:
+def stream(options: DataConfig = PAIRS, rows: int = ROWS, blocks: Blocks = BLOCKS) -> Stream:
     """Returns the stream of `made`."""
-    return stream_of(SPLIT, options, phase_of(options, rows), blocks=BLOCKS)
+    return stream_of(SPLIT, options, phase_of(options, rows), blocks=blocks)
 
 
 def made(options: DataConfig = PAIRS, *, rows: int = ROWS, blocks: Blocks = BLOCKS, **kw):
@@ -76,16 +77,21 @@ def first_tokens(pipeline: Pipeline, steps) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows"),
-    [*((kind, 16) for kind in KINDS), ("pairs", 6), ("pairs", 7), ("packed documents", 6)],
+    ("kind", "rows", "blocks"),
+    [
+        *((kind, 16, BLOCKS) for kind in KINDS),
+        *(("pairs", rows, BLOCKS) for rows in (6, 7)),
+        ("packed documents", 6, BLOCKS),
+        *((kind, 16, ONE_BLOCK) for kind in ("pairs", "packed pairs")),
+    ],
 )
-def test_any_hosts_and_any_order_have_the_same_rows(kind, rows):
-    whole = made(KINDS[kind], rows=rows)
-    size = stream(KINDS[kind], rows).first.rows
+def test_any_hosts_and_any_order_have_the_same_rows(kind, rows, blocks):
+    whole = made(KINDS[kind], rows=rows, blocks=blocks)
+    size = stream(KINDS[kind], rows, blocks).first.rows
     steps = [0, 1, *range(size // rows // 4 - 1, 2 * size // rows, size // rows // 4)]
     expected = {step: whole.batch_at(step, range(rows)) for step in steps}
     for first, end in itertools.pairwise([0, 1, rows // 2, rows]):
-        host = made(KINDS[kind], rows=rows)
+        host = made(KINDS[kind], rows=rows, blocks=blocks)
         for step in reversed(steps):
             for name, array in host.batch_at(step, range(first, end)).items():
                 assert np.array_equal(array, expected[step][name][first:end]), (step, name)

@@ -213,13 +213,10 @@ def test_weights_must_name_the_sources(weights: str):
 def test_compatible_corpora():
     one, other = SOURCES["code"], SOURCES["talk"]
     for change, said in (
-        (
-            {"tokenizer_hash": "another"},
-            r"a \(corpus0\) and b \(corpus1\) have different tokenizers",
-        ),
-        ({"fingerprint": "0"}, r"a \(corpus0\) and b \(corpus1\) have the same text"),
+        ({"tokenizer_hash": "another"}, "have different tokenizers"),
+        ({"fingerprint": "0"}, "have the same text"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=rf"a \(corpus0\) and b \(corpus1\) {said}"):
             mixed({"a": one, "b": dataclasses.replace(other, **change)})
 
 

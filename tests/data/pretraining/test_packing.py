@@ -168,14 +168,6 @@ def test_show_rows(corpus, tmp_path, capsys):
     assert "config sequences needs --corpus DIR" in capsys.readouterr().err
 
 
-def test_rows_of_an_epoch_are_not_those_of_the_next():
-    made = pipeline()
-    size = planned().first.rows
-    assert rows_of(made, 0, 8)["input_ids"].tobytes() != (
-        rows_of(made, size, size + 8)["input_ids"].tobytes()
-    )
-
-
 # --- a rearrangement, bit for bit ----------------------------------------------------------------
 
 
@@ -221,22 +213,6 @@ def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask, monkeypatch):
     expected = sequences_of(rows_of(alone, size, 2 * size), objective)
     assert again.keys() <= expected.keys()
     assert sum((expected - again).values()) < 0.1 * size
-
-
-def test_a_batch_is_a_function_of_its_step():
-    """For any other requests in between, by any number of hosts."""
-    short = dataclasses.replace(PHASE, steps=30)
-    long = dataclasses.replace(PHASE, sequence_length=48, steps=10, global_batch_size=4)
-    made = pipeline(PACKED, short, long)
-    batches = [made.batch_at(step, range(8 if step < 30 else 4)) for step in range(40)]
-    assert planned(PACKED, short).first.rows < 8 * 30, "several epochs"
-    fresh = pipeline(PACKED, short, long)
-    for step in (33, 29, 30, 12):
-        whole = batches[step]
-        half = len(whole["input_ids"]) // 2
-        parts = [fresh.batch_at(step, range(half, 2 * half)), fresh.batch_at(step, range(half))]
-        for name, array in joined(parts[::-1]).items():
-            assert array.tobytes() == whole[name].tobytes(), (step, name)
 
 
 def test_every_row_has_slots_for_its_predictions():

@@ -60,11 +60,6 @@ def pieces_of(documents: list) -> list[tuple[int, list]]:
     return pieces
 
 
-def document_of(split: Split, token: np.ndarray) -> np.ndarray:
-    sentence = np.searchsorted(split.sentence_starts, token, side="right") - 1
-    return np.searchsorted(split.document_starts, sentence, side="right") - 1
-
-
 def assert_equals_original(split: Split, options: DataConfig, sequence_length: int, key: int):
     plan = plan_pairs(split, options=options, sequence_length=sequence_length, key=key)
     documents = documents_of(split)
@@ -88,10 +83,12 @@ def assert_equals_original(split: Split, options: DataConfig, sequence_length: i
         assert pair.is_random == plan.is_random[i]
 
 
+@pytest.mark.parametrize("random_next_prob", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("sequence_length", [8, 32, 128])
-def test_equals_the_original_token_by_token(sequence_length: int):
+def test_equals_the_original_token_by_token(sequence_length: int, random_next_prob: float):
     split = random_split(120, mean_sentences=8, mean_tokens=9)
-    assert_equals_original(split, DataConfig(short_seq_prob=0.3), sequence_length, key=5)
+    options = DataConfig(short_seq_prob=0.3, random_next_prob=random_next_prob)
+    assert_equals_original(split, options, sequence_length, key=5)
 
 
 @pytest.mark.parametrize(
@@ -107,86 +104,6 @@ def test_equals_the_original_in_corner_cases(sentences: list[int], documents: li
     split = split_from_lengths(np.array(sentences), np.array(documents))
     for key in range(3):
         assert_equals_original(split, DataConfig(), 64, key)
-
-
-def test_pairs_fit_and_no_segment_is_empty():
-    split = random_split(3000, mean_sentences=6, mean_tokens=30)
-    for sequence_length in (8, 128, 512):
-        plan = plan_pairs(split, options=DataConfig(), sequence_length=sequence_length, key=1)
-        assert plan.a_length.min() >= 1 and plan.b_length.min() >= 1
-        assert (plan.a_length + plan.b_length).max() == sequence_length - NUM_SPECIAL
-        for start, length in ((plan.a_start, plan.a_length), (plan.b_start, plan.b_length)):
-            # Each segment is inside one document.
-            assert np.array_equal(document_of(split, start), document_of(split, start + length - 1))
-        same = document_of(split, plan.a_start) == document_of(split, plan.b_start)
-        assert np.array_equal(same, ~plan.is_random)
-        follows = plan.b_start >= plan.a_start + plan.a_length
-        assert follows[~plan.is_random].all()
-
-
-def test_another_key_is_another_epoch_and_the_same_key_the_same():
-    split = random_split(500)
-    plans = [
-        plan_pairs(split, options=DataConfig(), sequence_length=128, key=key) for key in (1, 1, 2)
-    ]
-    assert np.array_equal(plans[0].b_start, plans[1].b_start)
-    size = min(len(plan.a_start) for plan in plans)
-    assert (plans[0].b_start[:size] != plans[2].b_start[:size]).mean() > 0.9
-
-
-def first_pairs(split: Split, plan: Pairs) -> np.ndarray:
-    """Index of the first pair of every document."""
-    return np.unique(document_of(split, plan.a_start), return_index=True)[1]
-
-
-def test_half_of_the_second_segments_are_random():
-    """First chunks of documents of short sentences: never forced, and independent."""
-    split = split_from_lengths(np.ones(400_000, np.int64), np.full(20_000, 20))
-    plan = plan_pairs(split, options=DataConfig(), sequence_length=16, key=3)
-    first = first_pairs(split, plan)
-    assert first.size == 20_000
-    assert abs(plan.is_random[first].sum() - 10_000) < Z * math.sqrt(20_000 / 4)
-
-
-@pytest.mark.parametrize("probability", [0.0, 1.0])
-def test_random_next_prob_is_an_option(probability: float):
-    split = random_split(500, mean_tokens=5)
-    options = DataConfig(random_next_prob=probability)
-    plan = plan_pairs(split, options=options, sequence_length=128, key=3)
-    # A chunk of one sentence has no continuation: random even if random_next_prob is 0.
-    assert plan.is_random.all() if probability else 0 < plan.is_random.mean() < 0.2
-
-
-def test_one_document_in_ten_is_short():
-    """Documents of one-token sentences: the first pair has exactly the target length."""
-    documents, sentences, sequence_length = 40_000, 30, 20
-    max_tokens = sequence_length - NUM_SPECIAL
-    split = split_from_lengths(
-        np.ones(documents * sentences, np.int64), np.full(documents, sentences)
-    )
-    plan = plan_pairs(split, options=DataConfig(), sequence_length=sequence_length, key=4)
-    first = first_pairs(split, plan)
-    first = first[~plan.is_random[first]]
-    length = plan.a_length[first] + plan.b_length[first]
-    counts = np.bincount(length, minlength=max_tokens + 1)[2:]
-    each = 0.1 / (max_tokens - 1)  # 2 to max_tokens, the maximum included, as in the original
-    for count, share in zip(counts, [each] * (max_tokens - 2) + [0.9 + each], strict=True):
-        assert abs(count - first.size * share) < Z * math.sqrt(first.size * share * (1 - share))
-
-
-def test_random_segments_come_from_all_other_documents_alike():
-    documents = 25
-    split = split_from_lengths(np.full(documents * 400, 3), np.full(documents, 400))
-    offsets = []
-    for key in range(40):
-        plan = plan_pairs(split, options=DataConfig(), sequence_length=64, key=key)
-        own = document_of(split, plan.a_start[plan.is_random])
-        other = document_of(split, plan.b_start[plan.is_random])
-        offsets.append((other - own) % documents)
-    counts = np.bincount(np.concatenate(offsets), minlength=documents)
-    assert counts[0] == 0
-    total, share = counts.sum(), 1 / (documents - 1)
-    assert np.abs(counts[1:] - total * share).max() < Z * math.sqrt(total * share * (1 - share))
 
 
 def statistics_of(a: np.ndarray, b: np.ndarray, is_random: np.ndarray) -> list[float]:

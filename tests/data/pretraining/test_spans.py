@@ -11,7 +11,7 @@ from bert_jax.data.pretraining import spans
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.registry import SEQUENCE_FORMATS
 from tests import naive_rows
-from tests.data.pretraining.test_sentence_pairs import Z, document_of, documents_of
+from tests.data.pretraining.test_sentence_pairs import Z, documents_of
 from tests.naive_rows import KeyedDraws, Row, SequentialDraws
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL, random_split, split_from_lengths
 
@@ -119,35 +119,11 @@ def test_a_plan_can_be_taken_from_and_joined(kind):
     assert np.array_equal(read(kind, split, again, 64)["input_ids"], whole[0]["input_ids"][:1])
 
 
-@pytest.mark.parametrize("kind", _KINDS[:3])
-def test_rows_of_one_segment_have_every_token_once_whatever_the_key(kind):
-    split = random_split(200, vocab_size=None)
-    plan = plan_of(kind, split, 48, key=1)
-    ids = read(kind, split, plan, 48)["input_ids"]
-    words = ids[ids >= FIRST_WORD]
-    assert np.array_equal(words, FIRST_WORD + np.arange(split.sentence_starts[-1]))
-    other = plan_of(kind, split, 48, key=2)
-    assert np.array_equal(plan.start, other.start) and np.array_equal(plan.bounds, other.bounds)
-    if kind != "full_sentences":
-        assert np.array_equal(
-            document_of(split, plan.start), document_of(split, plan.start + plan.length - 1)
-        )
-
-
 def test_cut_sentences_are_counted(caplog):
     split = split_from_lengths(np.array([70, 3, 200]), np.array([2, 1]))
     with caplog.at_level("INFO", logger="bert_jax"):
         plan_of("full_sentences", split, 66)
     assert "train: 2 of 3 sentences are longer than the 64 tokens" in caplog.text
-
-
-def test_another_key_is_another_epoch_of_electras_rows():
-    split = random_split(300)
-    first, same, other = (plan_of("electra_segments", split, 128, key) for key in (1, 1, 2))
-    assert np.array_equal(first.start, same.start)
-    assert np.array_equal(first.segment, same.segment)
-    size = min(first.start.size, other.start.size)
-    assert (first.start[:size] != other.start[:size]).mean() > 0.5
 
 
 def statistics_of(lengths: np.ndarray, first: np.ndarray, length: int) -> list[float]:

@@ -96,16 +96,6 @@ def test_words_are_those_of_the_original_loop():
         assert len(chosen) == most or not left or min(left) > most - len(chosen)
 
 
-def test_every_word_of_a_piece_is_taken_equally_often():
-    ids, lengths = rows_of(1, pieces=0.0)
-    ids, lengths = np.repeat(ids, 6000, axis=0), np.repeat(lengths, 6000)
-    _, found = masked("whole_words", ids, lengths)
-    counts = np.bincount(np.concatenate(found), minlength=_LENGTH)
-    there = np.concatenate(words_of(ids[0]))
-    assert counts.sum() == counts[there].sum() == 6000 * wanted(ids[0], int(lengths[0]))
-    assert scipy.stats.chisquare(counts[there]).pvalue > 1e-3
-
-
 def test_spans_are_those_of_the_original_loop():
     ids, lengths = rows_of(300)
     _, found = masked("spans", ids, lengths)

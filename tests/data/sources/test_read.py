@@ -17,14 +17,7 @@ from bert_jax.data.sources.files import find_files
 from bert_jax.data.sources.read import left_out, read_documents
 from bert_jax.data.sources.stream import HELD_OUT, Findings, SourceOptions
 from bert_jax.errors import StorageFailed, UsageError
-from tests.data.formats.layouts import VOCABULARY, jsonl, texts, write_with
-
-DOCUMENTS = [
-    ("The first paragraph.", "The second, with é and 漢字."),
-    ("Another document.",),
-    ("A third. It has two sentences.", "And two paragraphs."),
-]
-TEXT = "\n\n".join("\n".join(document) for document in DOCUMENTS) + "\n"
+from tests.data.formats.layouts import DOCUMENTS, TEXT, VOCABULARY, jsonl, texts, write_with
 
 
 def documents(*sources):
@@ -207,6 +200,17 @@ def vocabulary(tmp_path):
 
 
 @pytest.fixture
+def made(tmp_path, vocabulary):
+    """Returns the function that makes a corpus beside its sources."""
+
+    def make(*sources, **options):
+        output = tmp_path.with_name(f"{tmp_path.name}-corpus")
+        return prepare([*map(str, sources)], output, tokenizer=vocabulary, workers=1, **options)
+
+    return make
+
+
+@pytest.fixture
 def mixed(tmp_path):
     folder = tmp_path / "in"
     (folder / "sub").mkdir(parents=True)
@@ -304,7 +308,7 @@ def test_invalid_uses_of_standard_input(tmp_path, monkeypatch, sources, data, ex
 
 
 @pytest.mark.parametrize("layout", ["names", "folders"])
-def test_folders_of_hubs(tmp_path, layout, vocabulary):
+def test_folders_of_hubs(tmp_path, layout, made):
     """Only the training split is read; the others are named, and one can be held out."""
     parts = {"train": texts(40), "validation": texts(9), "test": texts(8)}
     folder = tmp_path / "hub"
@@ -321,59 +325,39 @@ def test_folders_of_hubs(tmp_path, layout, vocabulary):
     assert "test" in beside and "train" in beside and "validation-" not in own
     (held_out,) = find_files(str(folder), splits=HELD_OUT)[0]
     assert "validation" in str(held_out.relative_to(folder))
-    corpus = prepare(
-        [str(folder)],
-        tmp_path / "corpus",
-        tokenizer=vocabulary,
-        workers=1,
-        validation_source=[str(folder)],
-    )
+    corpus = made(folder, validation_source=[str(folder)])
     counts = corpus.manifest["counts"]
     assert counts["validation"]["documents"] == 9 and counts["train"]["documents"] == 40
     assert corpus.manifest["options"]["validation_fraction"] is None
-    assert open_corpus(tmp_path / "corpus").manifest["validation_sources"] == [str(folder)]
+    assert open_corpus(corpus.directory).manifest["validation_sources"] == [str(folder)]
 
 
-def test_held_out_text_is_dropped_from_the_training_text(tmp_path, vocabulary):
+def test_held_out_text_is_dropped_from_the_training_text(tmp_path, made):
     train, held_out = texts(40), texts(40)[:7]
     (tmp_path / "train.txt").write_text("\n\n".join(train))
     (tmp_path / "own.txt").write_text("\n\n".join(text.upper() for text in held_out))
-    corpus = prepare(
-        [str(tmp_path / "train.txt")],
-        tmp_path / "corpus",
-        tokenizer=vocabulary,
-        workers=1,
-        validation_source=[str(tmp_path / "own.txt")],
-    )
+    corpus = made(tmp_path / "train.txt", validation_source=[str(tmp_path / "own.txt")])
     counts = corpus.manifest["counts"]
     assert counts["validation"]["documents"] == 7
     assert counts["train"]["documents"] == 33 and counts["train"]["duplicate_documents"] == 7
 
 
-def test_bad_records_are_counted_and_limited(tmp_path, vocabulary):
+def test_bad_records_are_counted_and_limited(tmp_path, made):
     write_with(tmp_path / "a.jsonl", texts(1000), {5: b"x", 900: b'{"text": "\xff"}'})
     (tmp_path / "b.txt").write_text("\n\n".join(texts(70)))
-    source = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]
-    out = tmp_path.parent / f"{tmp_path.name}-corpus"
-    common = {"tokenizer": vocabulary, "workers": 1, "on_bad_record": "skip"}
+    sources = (tmp_path / "a.jsonl", tmp_path / "b.txt")
     with pytest.raises(UsageError, match=r"2 of 1,070 records .* `bad_record_limit` 0.001:"):
-        prepare(source, out, bad_record_limit=0.001, **common)  # type: ignore[arg-type]
-    corpus = prepare(source, out, **common)  # type: ignore[arg-type]
-    assert corpus.manifest["skipped_records"] == {source[0]: 2}
+        made(*sources, on_bad_record="skip", bad_record_limit=0.001)
+    corpus = made(*sources, on_bad_record="skip")
+    assert corpus.manifest["skipped_records"] == {str(sources[0]): 2}
     assert corpus.manifest["counts"]["total"]["documents"] == 1068
 
 
-def test_a_full_disk_is_reported(tmp_path, vocabulary, monkeypatch):
+def test_a_full_disk_is_reported(tmp_path, made, monkeypatch):
     def full(*_):
         raise OSError("739857 requested and 157632 written")
 
     (tmp_path / "a.txt").write_text("\n\n".join(texts(90)))
     monkeypatch.setattr("bert_jax.data.corpus.shards.np.save", full)
     with pytest.raises(StorageFailed, match="No space left on device"):
-        prepare(
-            [str(tmp_path / "a.txt")],
-            tmp_path / "corpus",
-            tokenizer=vocabulary,
-            workers=1,
-            validation_fraction=0.2,
-        )
+        made(tmp_path / "a.txt", validation_fraction=0.2)

@@ -162,40 +162,21 @@ def test_errors_name_the_line(tmp_path, case):
 
 
 @pytest.mark.parametrize(
-    "columns, word, tag, message",
+    ("columns", "word", "tag", "message"),
     [
-        (
-            ("id", "word", "tag"),
-            "word",
-            "tag",
-            "line 2: 4 columns .'1', 'Jo', 'B-per', 'O'. instead of 3",
-        ),
-        (("id", "word", "tag", "x"), "wrd", "tag", "`text` wrd is not .* Did you mean 'word'"),
-        (
-            ("id", "word", "tag", "x"),
-            "word",
-            "label",
-            "`label` label is not the name of exactly one",
-        ),
-        (("id", "word", "tag", "tag"), "word", "tag", "`label` tag is not the name of exactly one"),
-        (
-            ("id", "word", "tag", "x"),
-            "",
-            "tag",
-            "`columns` NAMES and `text` NAME, the column of words",
-        ),
-        (
-            (),
-            "word",
-            "tag",
-            "`columns` NAMES and `text` NAME, the column of words, need each",
-        ),
+        ("id,word,tag", "word", "tag", "line 2: 4 columns .'1', 'Jo', 'B-per', 'O'. instead of 3"),
+        ("id,word,tag,x", "wrd", "tag", "`text` wrd is not .* Did you mean 'word'"),
+        ("id,word,tag,x", "word", "label", "`label` label is not the name of exactly one"),
+        ("id,word,tag,tag", "word", "tag", "`label` tag is not the name of exactly one"),
+        ("id,word,tag,x", "", "tag", "`columns` NAMES and `text` NAME, the column of words"),
+        ("", "word", "tag", "`columns` NAMES and `text` NAME, the column of words, need each"),
     ],
 )
 def test_wrong_names_of_columns(tmp_path, columns, word, tag, message):
     path = write(tmp_path / "a.tsv", _GERMEVAL)
+    names = tuple(columns.split(",")) if columns else ()
     with pytest.raises(UsageError, match=message):
-        conll.read_sentences(path, columns=columns, word=word, tag=tag)
+        conll.read_sentences(path, columns=names, word=word, tag=tag)
 
 
 def test_a_file_of_another_scheme_than_the_training_file(tmp_path):

@@ -2,10 +2,7 @@
 
 import itertools
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +10,13 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors, trainers
 
-from bert_jax.data.corpus.encode import encode_documents
 from bert_jax.data.language import scripts
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.data.tokenizer.training import train_byte_level_bpe
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.errors import UsageError
-from tests.limits import HUNG
 from tests.paths import GOLDEN as GOLDEN_FILES
-from tests.paths import ROOT
 
 GOLDEN = json.loads((GOLDEN_FILES / "tokenizer_legacy.json").read_text("utf-8"))
 LINES = [
@@ -306,31 +300,6 @@ def test_bytes_without_a_token_are_said(pair, capsys):
 
 # --- training -------------------------------------------------------------------------------------
 
-_TRAIN = """
-import sys
-from pathlib import Path
-from bert_jax.data.tokenizer.training import train_byte_level_bpe
-from tests.data.tokenizer.test_tokenizer import corpus
-train_byte_level_bpe(corpus(), vocab_size=650).save(Path(sys.argv[1]))
-"""
-
-
-def test_training_gives_the_same_bytes_in_every_process(tmp_path):
-    written = []
-    for seed, threads in (("1", "1"), ("2", "8")):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads}
-        environment["TOKENIZERS_PARALLELISM"] = "false" if threads == "1" else "true"
-        folder = tmp_path / seed
-        command = [sys.executable, "-c", _TRAIN, str(folder)]
-        root = ROOT
-        subprocess.run(command, check=True, env=environment, cwd=root, timeout=HUNG)
-        written.append({path.name: path.read_bytes() for path in folder.iterdir()})
-    assert written[0] == written[1]
-    assert set(written[0]) >= {"vocab.json", "merges.txt", "tokenizer.json"}
-    tokens = list(json.loads(written[0]["vocab.json"]))
-    assert tokens[:4] == ["<s>", "<pad>", "</s>", "<unk>"] and tokens[-1] == "<mask>"
-    assert len(tokens) == 650
-
 
 def test_invalid_sizes_and_texts():
     with pytest.raises(UsageError, match="need at least 261"):
@@ -340,18 +309,7 @@ def test_invalid_sizes_and_texts():
     assert train_byte_level_bpe(["abcdef"], vocab_size=300).vocab_size == 261
 
 
-# --- in a corpus ----------------------------------------------------------------------------------
-
-
-def test_sentences_come_with_the_space_before_them(trained):
-    """All but the first of a document, so that a row reads like running text."""
-    text = "The owl sleeps here. Then it hunts mice.\nA new paragraph begins. It ends."
-    encoded = encode_documents([text.encode(), b"Another one. Ends."], trained)
-    assert encoded.documents.tolist() == [4, 2]
-    ids = encoded.tokens[: int(encoded.sentences[:4].sum())].tolist()
-    assert trained.decode(ids) == text.replace("\n", " ")
-    assert ids == trained.encode(text.replace("\n", " "))[1:-1]
-    assert encoded.tokens[len(ids) :].tolist() == trained.encode("Another one. Ends.")[1:-1]
+# --- words ----------------------------------------------------------------------------------------
 
 
 def test_words_begin_with_white_space_of_any_kind(trained):

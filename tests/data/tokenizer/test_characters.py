@@ -188,19 +188,6 @@ def test_documents_are_compared_exactly(tmp_path):
     assert total["documents"] == 21 and total["duplicate_documents"] == 1
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"tokenizer": "characters", "strip_accents": "yes"}, "`strip_accents` yes does not apply"),
-        ({"tokenizer": "characters", "dedup_threshold": 0.8}, "compares words"),
-    ],
-)
-def test_options_that_do_not_apply_are_rejected(tmp_path, options, message):
-    (tmp_path / "a.txt").write_text("\n".join(sequences(10, 50)))
-    with pytest.raises(UsageError, match=message):
-        prepare([tmp_path / "a.txt"], tmp_path / "c", document_boundary="line", **options)
-
-
 def test_wordpiece_on_sequences_proposes_characters(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("\n".join(sequences(60, 120, "ACDEFGHIKLMNPQRSTVWY")))
     options = {"document_boundary": "line", "validation_fraction": 0.2}

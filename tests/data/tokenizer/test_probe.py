@@ -49,6 +49,10 @@ def test_ids_and_offsets_equal_those_of_transformers(tmp_path, name):
                 for spans in (ours[1], places)
             )
             assert cut == expected or name == MISPLACED, ascii(line)
+    tokenizer.save(tmp_path / "saved")
+    again = load_tokenizer(tmp_path / "saved")
+    assert again.hash == tokenizer.hash
+    assert again.encode_sentences(LINES) == tokenizer.encode_sentences(LINES)
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN.keys() - REFUSED))
