@@ -29,6 +29,7 @@ from tests import tiny_tasks
 _FAST = ["--max-length", "16", "--batch-size", "8", "--learning-rate", "2e-3", "--epochs", "6"]
 _FAST += ["--set", "optimizer.bias_correction=true", "--set", "evaluation.every_steps=0"]
 _FAST += ["--seed", "1"]
+_PAIRS = ["--task", "pairs", "--text-column", "q", "--text-column", "d"]
 
 
 @pytest.fixture(scope="module")
@@ -90,18 +91,7 @@ def test_pairs_are_learned_scored_and_exported_with_their_prompts(encoder, tmp_p
     ]
     train = write(tmp_path / "train.jsonl", rows)
     dev = write(tmp_path / "dev.jsonl", [r | {"q": r["q"].replace("where", "who")} for r in rows])
-    options = [
-        "--task",
-        "pairs",
-        "--train",
-        train,
-        "--dev",
-        dev,
-        "--text-column",
-        "q",
-        "--text-column",
-        "d",
-    ]
+    options = [*_PAIRS, "--train", train, "--dev", dev]
     options += ["--text-column", "n", "--query-prompt", "who ", "--document-prompt", "a "]
     options += ["--set", "embedding.dims=[16]", "--set", "optimizer.gradient_accumulation_steps=2"]
     assert finetune(encoder, tmp_path / "run", *options, "--json") == 0
@@ -167,18 +157,7 @@ def test_vectors_follow_the_scores_of_a_teacher(encoder, tmp_path):
         if one != other and noun in (one, other)
     ]
     train = write(tmp_path / "train.jsonl", rows)
-    options = [
-        "--task",
-        "pairs",
-        "--train",
-        train,
-        "--text-column",
-        "q",
-        "--text-column",
-        "d",
-        "--text-column",
-        "n",
-    ]
+    options = [*_PAIRS, "--text-column", "n", "--train", train]
     dev = write(tmp_path / "dev.jsonl", [r | {"q": r["q"].replace("where", "who")} for r in rows])
     assert finetune(encoder, tmp_path / "run", *options, "--label-column", "s", "--dev", dev) == 0
     config = json.loads((tmp_path / "run/config.json").read_text())["config"]["embedding"]
@@ -208,17 +187,7 @@ def test_each_batch_has_one_source_with_its_share(encoder, tmp_path, capsys):
         assert (_rows_of_steps(data, config)(step) == rows(step)).all()
     assert all(abs(found[:n].count("birds") - 0.75 * n) < 1 for n in range(17))
 
-    options = [
-        "--task",
-        "pairs",
-        "--text-column",
-        "q",
-        "--text-column",
-        "d",
-        "--epochs",
-        "1",
-        "--train",
-    ]
+    options = [*_PAIRS, "--epochs", "1", "--train"]
     assert finetune(encoder, tmp_path / "run", *options, files[0], "--train", files[1]) == 0
     stored = json.loads((tmp_path / "run/config.json").read_text())
     assert stored["sources"] == ["birds.jsonl", "dogs.jsonl"]
