@@ -1,6 +1,7 @@
 """Random models of two sizes with every head, and a vocabulary for them."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ def random_params(model: ModelConfig, head: HeadConfig, *, seed: int = 0) -> Any
         ),
         bert.abstract_params(model, head),
     )
+
+
+@partial(jax.jit, static_argnames=("config", "head", "compute", "hidden_states"))
+def apply(params: Any, batch: Any, **options: Any) -> dict[str, jax.Array]:
+    """`bert.apply` as one program: outside of `jax.jit` each operation is compiled by itself."""
+    return bert.apply(params, batch, **options)
 
 
 def their_fields(model: ModelConfig) -> dict[str, Any]:

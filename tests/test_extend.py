@@ -22,7 +22,7 @@ from bert_jax.__main__ import main
 from bert_jax.config import ComputeConfig, HeadConfig
 from bert_jax.config_loader import load_config
 from bert_jax.data.corpus.store import open_corpus
-from bert_jax.model import bert, layers
+from bert_jax.model import layers
 from bert_jax.registry import OBJECTIVES
 from bert_jax.training import device_feed
 from bert_jax.update.flops import train_flops
@@ -32,7 +32,7 @@ from bert_jax.workdir import run_directory
 from bert_jax.workdir.checkpoint import Checkpoints
 from tests.batches import mesh_of
 from tests.model.test_positions import model_of, packed_and_alone
-from tests.models import random_params
+from tests.models import apply, random_params
 from tests.paths import ROOT
 from tests.states import arrays_of, assert_same_bits
 from tests.update.test_flops import product_flops
@@ -188,7 +188,7 @@ def test_a_mixer_does_not_leak_between_packed_sequences(name):
     model = dataclasses.replace(model_of("learned"), num_hidden_layers=2, mixer=chosen.mixer)
     params, arrays = random_params(model, HeadConfig()), packed_and_alone()
     for states in (True, False):
-        run = functools.partial(bert.apply, config=model, compute=_FLOAT32, hidden_states=states)
+        run = functools.partial(apply, config=model, compute=_FLOAT32, hidden_states=states)
         together, other = run(params, arrays)["mlm_logits"], dict(arrays)
         np.testing.assert_allclose(together[0, :3], together[1, :3], atol=1e-5)
         np.testing.assert_allclose(together[0, 3:], together[2, :3], atol=1e-5)

@@ -17,7 +17,7 @@ from bert_jax.model.layer_spec import layer_specs
 from bert_jax.registry import FAMILIES
 from tests.golden import make_eurobert, make_modernbert, make_ultrabert
 from tests.golden.make_modernbert import HEAD, MODEL, documents, params
-from tests.models import assert_same, edit_config, vocabulary
+from tests.models import apply, assert_same, edit_config, vocabulary
 
 _FLOAT32 = ComputeConfig(dtype="float32")
 _EUROBERT, _ULTRABERT = make_eurobert.MODEL, make_ultrabert.MODEL
@@ -50,7 +50,7 @@ def row_of(*texts: np.ndarray, length: int) -> dict[str, np.ndarray]:
 
 
 def logits_of(params, row, model=MODEL):
-    outputs = bert.apply(params, row, config=model, head=HEAD, compute=_FLOAT32)
+    outputs = apply(params, row, config=model, head=HEAD, compute=_FLOAT32)
     return outputs["mlm_logits"][0]
 
 

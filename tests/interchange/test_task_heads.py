@@ -20,6 +20,7 @@ from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.tasks import finetune
 from tests.golden import make_task_heads
 from tests.golden.make_task_heads import CASES, STEPS, classifier, masked_lm, rows_of
+from tests.models import apply
 
 _FLOAT32 = ComputeConfig(dtype="float32")
 
@@ -68,7 +69,7 @@ def test_logits_are_those_of_their_class(golden, name, tmp_path):
     config, params = begun(case, tmp_path)
     batch = arrays_of(features_of(case, 0), np.arange(8), length=32)
     with jax.default_matmul_precision("highest"):
-        outputs = bert.apply(params, batch, config=config.model, head=config.head, compute=_FLOAT32)
+        outputs = apply(params, batch, config=config.model, head=config.head, compute=_FLOAT32)
     ours = outputs[TaskObjective(config.head).output]
     seen = np.s_[:] if ours.ndim == 2 else batch["sequence_ids"] > 0
     for version in case.versions:

@@ -1,6 +1,7 @@
 """The mixers and scores of the studies against a golden file of torch and their formulas."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import jax
@@ -114,16 +115,16 @@ def test_a_mixer_is_that_of_torch(name):
         y_TD = apply(params, x_BLD, mask)[0, :total]
         return jnp.sum(y_TD * gold["weights"]), y_TD
 
-    (_, found), gradients = jax.value_and_grad(weighted, argnums=(0, 1), has_aux=True)(
-        params, x_BLD
-    )
+    derived = jax.jit(jax.value_and_grad(weighted, argnums=(0, 1), has_aux=True))
+    (_, found), gradients = derived(params, x_BLD)
     np.testing.assert_allclose(found, gold[f"{name}/outputs"], atol=1e-6)
     np.testing.assert_allclose(gradients[1][0, :total], gold[f"{name}/gradient_inputs"], atol=2e-6)
     assert not gradients[1][0, total:].any()
     theirs = _theirs(name, gold, gradient=True)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), gradients[0], theirs)
     read_BR = np.array([[5, 0, 9]], np.int32)
-    np.testing.assert_allclose(apply(params, x_BLD, mask, read_BR)[0], found[read_BR[0]], atol=1e-6)
+    read = jax.jit(apply)(params, x_BLD, mask, read_BR)
+    np.testing.assert_allclose(read[0], found[read_BR[0]], atol=1e-6)
 
 
 def _softmax(scores: np.ndarray) -> np.ndarray:
@@ -165,10 +166,11 @@ def test_a_score_is_its_formula(score, attention):
     wanted = wanted.reshape(11, 12) @ output["kernel"] + output["bias"]
     narrow = jax.tree.map(np.float32, params)
     x_BLD = np.float32(x_LD)[None]
-    found = apply(narrow, x_BLD, mask, attend=ATTENTION[attention])
+    mixed = jax.jit(functools.partial(apply, attend=ATTENTION[attention]))
+    found = mixed(narrow, x_BLD, mask)
     np.testing.assert_allclose(found[0], wanted, atol=2e-5)
     read_BR = np.array([[5, 0, 9]], np.int32)
-    read = apply(narrow, x_BLD, mask, read_BR, attend=ATTENTION[attention])
+    read = mixed(narrow, x_BLD, mask, read_BR)
     np.testing.assert_allclose(read[0], wanted[read_BR[0]], atol=2e-5)
 
 

@@ -1,7 +1,6 @@
 """Every kind of position: rows that hold several sequences, and what each kind promises."""
 
 import dataclasses
-import functools
 import json
 
 import jax
@@ -16,12 +15,11 @@ from bert_jax.config_loader import load_config
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface, tf1
 from bert_jax.interchange.name_map import Foreign
-from bert_jax.model import bert
 from bert_jax.model.encoder import repeated
 from bert_jax.model.positions import Position, distance_bias
 from bert_jax.registry import ATTENTION, POSITIONS
 from tests.golden import make_relative_positions
-from tests.models import assert_same, batch, random_params, vocabulary
+from tests.models import apply, assert_same, batch, random_params, vocabulary
 
 _MODEL = ModelConfig(
     vocab_size=50,
@@ -51,17 +49,11 @@ def model_of(kind: str) -> ModelConfig:
     return dataclasses.replace(_MODEL, **changes)
 
 
-@functools.cache
-def _outputs(kind: str, hidden_states: bool):
-    """The compiled model of a kind, and its random parameters."""
-    model = model_of(kind)
-    run = functools.partial(bert.apply, config=model, compute=_FLOAT32, hidden_states=hidden_states)
-    return jax.jit(run), random_params(model, HeadConfig())
-
-
 def outputs(kind: str, arrays: dict[str, np.ndarray], *, hidden_states: bool = False):
-    run, params = _outputs(kind, hidden_states)
-    return jax.device_get(run(params, arrays))
+    model = model_of(kind)
+    params = random_params(model, HeadConfig())
+    options = {"config": model, "compute": _FLOAT32, "hidden_states": hidden_states}
+    return jax.device_get(apply(params, arrays, **options))
 
 
 # Two sequences and padding in the first row; each of them alone in the others.
@@ -193,11 +185,10 @@ def test_a_hook_that_is_overridden_is_used(kind, kind_of_ones_own):
 
     def states(model, params=params):
         head, compute = HeadConfig(parts=()), _FLOAT32
-        found = bert.apply(params, arrays, config=model, head=head, compute=compute)
-        return found["last_hidden_state"]
+        return apply(params, arrays, config=model, head=head, compute=compute)["last_hidden_state"]
 
     assert np.abs(states(model) - states(without)).max() > 1e-2
-    sums = jax.grad(lambda params: jnp.sum(jnp.sin(states(model, params))))(params)
+    sums = jax.jit(jax.grad(lambda params: jnp.sum(jnp.sin(states(model, params)))))(params)
     of_key_bias = np.abs(sums["encoder"]["layer_0"]["key"]["bias"]).max()
     assert of_key_bias > 1e-3 if kind is _OnlyRotate else of_key_bias == 0
 
@@ -298,7 +289,7 @@ def test_relative_positions_equal_transformers_4(kind):
     model, head = make_relative_positions.model(kind), make_relative_positions.HEAD
     arrays = batch(model, rows=3)
     params = random_params(model, head)
-    ours = bert.apply(params, arrays, config=model, head=head, compute=_FLOAT32)["mlm_logits"]
+    ours = apply(params, arrays, config=model, head=head, compute=_FLOAT32)["mlm_logits"]
     theirs = np.load(make_relative_positions.FILE)[kind]
     real = arrays["sequence_ids"] != 0
     assert not real.all()

@@ -1,6 +1,7 @@
 """Losses of the vectors of texts against double loops in float64, and what duplicates change."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import InfoNCE
-from bert_jax.config.embedding import EmbeddingConfig
+from bert_jax.config.embedding import EmbeddingConfig, PairLoss
 from bert_jax.objectives import pair_losses
 from bert_jax.objectives.pair_losses import CoSENT, KullbackLeibler, MarginMSE, texts_of_widths
 from tests.batches import mesh_of
@@ -32,21 +33,27 @@ def without(values: dict, rows: list[int]) -> dict:
     return {name: np.delete(array, rows, axis=0) for name, array in values.items()}
 
 
-def texts(values: dict, *, is_cosine: bool = True, widths=None):
-    def ids(numbers):  # the second word decides where the first is equal
-        return jnp.asarray(np.stack([numbers % 2, numbers // 2], axis=-1), jnp.int32)
+def texts(values: dict, *, is_cosine: bool = True, widths: tuple[int, ...] = ()):
+    """The texts with each of the widths; by default, with the whole width."""
 
-    found = texts_of_widths(
-        jnp.float32(values["queries"]),
-        jnp.float32(values["documents"]),
+    def ids(numbers):  # the second word decides where the first is equal
+        return jnp.stack([numbers % 2, numbers // 2], axis=-1).astype(jnp.int32)
+
+    return texts_of_widths(
+        values["queries"],
+        values["documents"],
         widths=widths or (values["queries"].shape[1],),
         is_cosine=is_cosine,
-        weights_N=jnp.float32(values["weights"]),
+        weights_N=values["weights"],
         query_ids_N2=ids(values["query_ids"]),
         document_ids_NC2=ids(values["document_ids"]),
-        scores_NC=jnp.float32(values["scores"]),
+        scores_NC=values["scores"],
     )
-    return found if widths else found[0]
+
+
+def means(options: PairLoss, values: dict, **of_texts: Any) -> list:
+    """The mean loss with each of the widths, traced anew in each call."""
+    return jax.jit(lambda v: [options.mean(found) for found in texts(v, **of_texts)])(values)
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
@@ -130,17 +137,16 @@ def with_repeats(documents: int) -> dict:
 def test_info_nce_is_a_double_loop_in_float64(options, documents, monkeypatch):
     values = with_repeats(documents)
     loss, hits = naive_info_nce(values, options)
-    found = options.mean(texts(values))
-    np.testing.assert_allclose(found, (loss, hits), rtol=1e-5)
+    np.testing.assert_allclose(means(options, values), [(loss, hits)], rtol=1e-5)
     monkeypatch.setattr(pair_losses, "_TILE", 2 * 9 * documents)  # nine rows in more parts
-    np.testing.assert_allclose(jax.jit(options.mean)(texts(values)), (loss, hits), rtol=1e-5)
+    np.testing.assert_allclose(means(options, values), [(loss, hits)], rtol=1e-5)
 
 
 def test_the_gradient_of_info_nce_is_that_of_the_double_loop():
     options, values = InfoNCE(symmetric=True, temperature=0.3), with_repeats(2)
 
     def loss(queries):
-        return options.mean(texts(values | {"queries": queries}))[0]
+        return means(options, values | {"queries": queries})[0][0]
 
     found, step = jax.grad(loss)(jnp.float32(values["queries"])), 1e-6
     for row, column in ((0, 0), (2, 5), (6, 3), (8, 1)):
@@ -165,7 +171,7 @@ def test_the_loss_of_two_queries_and_a_hard_negative(scale, expected):
         "document_ids": np.array([[10, 12], [11, 12]]),
         "scores": np.zeros((2, 2)),
     }
-    loss, hits = InfoNCE(temperature=1 / scale).mean(texts(values))
+    ((loss, hits),) = means(InfoNCE(temperature=1 / scale), values)
     np.testing.assert_allclose((loss, hits), (expected, 0.5), rtol=1e-5)
 
 
@@ -176,28 +182,12 @@ def test_repeated_pairs_and_documents_change_nothing(shape):
     for name in ("queries", "documents", "query_ids", "document_ids"):
         whole[name][12:] = whole[name][:4]
     options = InfoNCE(symmetric=True)
-    expected = options.mean(texts(without(whole, [*range(12, 16)])))
+    expected = means(options, without(whole, [*range(12, 16)]))
     with jax.set_mesh(mesh := mesh_of(shape)):
         rows = jax.NamedSharding(mesh, jax.P(("slice", "fsdp", "fsdp_inner")))
         put = {name: jax.device_put(np.float32(x), rows) for name, x in whole.items()}
-        found = jax.jit(lambda v: options.mean(texts_on_mesh(v)))(put)
+        found = means(options, put)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def texts_on_mesh(values: dict):
-    def ids(numbers):
-        return jnp.stack([numbers % 2, numbers // 2], axis=-1).astype(jnp.int32)
-
-    return texts_of_widths(
-        values["queries"],
-        values["documents"],
-        widths=(values["queries"].shape[1],),
-        is_cosine=True,
-        weights_N=values["weights"],
-        query_ids_N2=ids(values["query_ids"]),
-        document_ids_NC2=ids(values["document_ids"]),
-        scores_NC=values["scores"],
-    )[0]
 
 
 def test_losses_with_scores_are_double_loops():
@@ -211,12 +201,12 @@ def test_losses_with_scores_are_double_loops():
         for j in kept:
             if s[i, 0] > s[j, 0]:
                 total += math.exp((cosines[j][0] - cosines[i][0]) / 0.05)
-    np.testing.assert_allclose(CoSENT().mean(texts(values))[0], math.log(total), rtol=1e-5)
+    np.testing.assert_allclose(means(CoSENT(), values)[0][0], math.log(total), rtol=1e-5)
 
     errors = [
         ((q[i] @ d[i, 0] - q[i] @ d[i, c]) - (s[i, 0] - s[i, c])) ** 2 for i in kept for c in (1, 2)
     ]
-    found = MarginMSE().mean(texts(values, is_cosine=False))[0]
+    found = means(MarginMSE(), values, is_cosine=False)[0][0]
     np.testing.assert_allclose(found, np.mean(errors), rtol=1e-5)
 
     divergences = []
@@ -224,13 +214,12 @@ def test_losses_with_scores_are_double_loops():
         teacher, ours = (np.exp(np.array(x) / 2.0) for x in (s[i], cosines[i]))
         teacher, ours = teacher / teacher.sum(), ours / ours.sum()
         divergences.append((teacher * np.log(teacher / ours)).sum())
-    found = KullbackLeibler(temperature=2.0).mean(texts(values))[0]
+    found = means(KullbackLeibler(temperature=2.0), values)[0][0]
     np.testing.assert_allclose(found, 4 * np.mean(divergences), rtol=2e-5)
 
 
 def test_narrow_vectors_are_the_first_columns():
     values, options = random_texts(6, 2), EmbeddingConfig().loss
-    wide, narrow = texts(values, widths=(12, 5))
     cut = {name: values[name][..., :5] for name in ("queries", "documents")}
-    for found, expected in ((wide, texts(values)), (narrow, texts(values | cut))):
-        np.testing.assert_allclose(options.mean(found), options.mean(expected), rtol=1e-6)
+    expected = means(options, values) + means(options, values | cut)
+    np.testing.assert_allclose(means(options, values, widths=(12, 5)), expected, rtol=1e-6)

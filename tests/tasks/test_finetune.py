@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.config import HeadConfig, TrainConfig
+from bert_jax.config import HeadConfig
 from bert_jax.config_loader import load_config_json
 from bert_jax.data.tasks.conll import Sentence
 from bert_jax.data.tasks.squad import Question

@@ -18,7 +18,7 @@ from bert_jax.training.initialization import Initialization
 from bert_jax.training.pretrain import Pretraining
 from bert_jax.workdir import run_directory
 from tests.batches import mesh_of
-from tests.models import batch, random_params
+from tests.models import apply, batch, random_params
 from tests.tiny_corpus import tiny_config
 
 _FEW = ModelConfig(
@@ -43,7 +43,7 @@ def test_relative_positions_go_on_as_they_were(kind):
     assert shapes == jax.tree.map(lambda leaf: leaf.shape, bert.abstract_params(many, _MLM))
     compute = ComputeConfig(dtype="float32")
     first, second = (
-        bert.apply(p, arrays, config=model, head=_MLM, compute=compute)["mlm_logits"]
+        apply(p, arrays, config=model, head=_MLM, compute=compute)["mlm_logits"]
         for p, model in ((params, few), (longer, many))
     )
     # Tables of other lengths are other products: float32 sums them in another order.
