@@ -1,6 +1,7 @@
 """Vectors of texts from pairs: the same loss for any microbatches, mesh and packing, and a run."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -24,7 +25,7 @@ from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
 from bert_jax.model import bert
-from bert_jax.objectives.contrastive import CONTRASTIVE
+from bert_jax.objectives.contrastive import CONTRASTIVE, pair_sums
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import lower_train_step, train_step
 from tests import tiny_corpus
@@ -35,7 +36,7 @@ from tests.synthetic_corpus import SPECIAL, random_split
 MODEL = ModelConfig(
     vocab_size=100,
     hidden_size=32,
-    num_hidden_layers=2,
+    num_hidden_layers=1,
     num_attention_heads=4,
     intermediate_size=64,
     max_position_embeddings=48,
@@ -77,8 +78,9 @@ def pipeline_of(config: TrainConfig, split=SPLIT) -> Pipeline:
 def losses(config: TrainConfig, shape=1, *, steps: int = 4) -> tuple[list[float], list]:
     """The loss of each step, and the parameters after the last."""
     pipeline, found = pipeline_of(config), []
-    with jax.set_mesh(mesh := mesh_of(shape)):
-        state = TrainState.create(config).to_mesh(mesh, shard_weights=True)
+    # Outside of the mesh: its operations are compiled one by one, for each mesh.
+    state = TrainState.create(config).to_mesh(mesh := mesh_of(shape), shard_weights=True)
+    with jax.set_mesh(mesh):
         rows = jax.NamedSharding(mesh, jax.P(("slice", "fsdp", "fsdp_inner")))
         step = jax.jit(lambda s, b: train_step(s, b, config=config, objective=CONTRASTIVE))
         for number in range(steps):
@@ -100,12 +102,18 @@ def test_the_batch_is_that_of_its_fields():
     assert batch["sequence_ids"].max() == 2 * batch["contrastive_weights"].sum(axis=1).max()
 
 
+@pytest.fixture(scope="module")
+def alone() -> tuple[list[float], list]:
+    """One device and one microbatch."""
+    return losses(config_of())
+
+
 @pytest.mark.parametrize(
     ("shape", "microbatches"), [(1, 2), (1, 16), (8, 1), (8, 2), ((2, 2, 2), 2)]
 )
-def test_microbatches_and_meshes_change_no_number(shape, microbatches):
+def test_microbatches_and_meshes_change_no_number(alone, shape, microbatches):
     """With dropout: the backward pass draws what the forward pass drew."""
-    expected, params = losses(config_of())
+    expected, params = alone
     found, moved = losses(in_microbatches(config_of(), microbatches), shape)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     for one, other in zip(moved, params, strict=True):
@@ -117,7 +125,8 @@ def test_packed_pairs_have_the_loss_of_one_pair_per_row():
     packed = config_of(model=model, data=DataConfig(sequence_format="crops", packing="best_fit"))
     batch = pipeline_of(packed).batch_at(0, range(16))
     params = bert.init_params(model, packed.head, seed=0)
-    found = CONTRASTIVE.forward(params, batch, config=packed, key=None)
+    forward = functools.partial(CONTRASTIVE.forward, config=packed, key=None)
+    found = jax.jit(forward)(params, batch)
     # One text of the batch per row, each pair in two rows that follow each other.
     alone = {name: [] for name in ("input_ids", "position_ids")}
     ids = []
@@ -131,16 +140,12 @@ def test_packed_pairs_have_the_loss_of_one_pair_per_row():
     arrays = {name: np.array(rows, np.int32) for name, rows in alone.items()}
     arrays["token_type_ids"] = np.zeros_like(arrays["input_ids"])
     arrays["sequence_ids"] = (arrays["input_ids"] > 0).astype(np.int32)
-    vectors = bert.apply(params, arrays, config=model, head=packed.head, compute=packed.compute)[
-        "embeddings"
-    ]
-    from bert_jax.objectives.contrastive import pair_sums
-
-    expected = pair_sums(
+    encode = functools.partial(bert.apply, config=model, head=packed.head, compute=packed.compute)
+    vectors = jax.jit(encode)(params, arrays)["embeddings"]
+    expected = jax.jit(functools.partial(pair_sums, config=packed))(
         vectors.reshape(-1, 2, 32),
         np.array(ids, np.int32).reshape(-1, 2, 2),
         np.ones(len(ids) // 2, np.float32),
-        config=packed,
     )
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5)
@@ -148,10 +153,11 @@ def test_packed_pairs_have_the_loss_of_one_pair_per_row():
 
 def test_memory_does_not_follow_the_batch():
     """A microbatch has the same rows in both."""
+    model = dataclasses.replace(MODEL, num_hidden_layers=2)
 
     def temporary(rows: int, microbatches: int) -> int:
         phase = PhaseConfig(sequence_length=32, steps=4, global_batch_size=rows)
-        config = in_microbatches(config_of(phases=(phase,)), microbatches)
+        config = in_microbatches(config_of(model=model, phases=(phase,)), microbatches)
         batch = pipeline_of(config).batch_at(0, range(rows))
         lowered = lower_train_step(config, TrainState.create(config), batch, objective=CONTRASTIVE)
         return lowered.compile().memory_analysis().temp_size_in_bytes
@@ -193,15 +199,6 @@ def test_the_section_needs_the_objective():
     config = TrainConfig(embedding=EmbeddingConfig(dims=(8,)))
     with pytest.raises(UsageError, match="embedding is set"):
         validate(complete(config))
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    text, corpus = tiny_corpus.write(folder / "text.txt"), folder / "corpus"
-    command = ["prepare", "--source", str(text), "--output-dir", str(corpus), "--vocab-size", "240"]
-    assert main([*command, "--validation-fraction", "0.2"]) == 0
-    return corpus
 
 
 def test_a_run_is_cut_and_resumes_with_the_same_bits(corpus, tmp_path, monkeypatch, capsys):
