@@ -40,18 +40,26 @@ def mesh():
         yield mesh
 
 
+@functools.cache
+def params_of_seed():
+    return jax.device_get(bert.init_params(_MODEL, seed=0))
+
+
 def dropout_loss(params, batch, rows_B, *, compute):
     key = DropoutKey.create(seed=5, step=np.int32(2), rows_B=rows_B)
     outputs = bert.apply(params, batch, config=_MODEL, compute=compute, key=key)
     return MLM_NSP.metrics(MLM_NSP.sums(outputs, batch))["loss"]
 
 
-def loss_and_gradients(params, batch, *, compute, mesh, rows=None):
-    layout = sharding.batch_sharding(mesh)
-    rows = np.arange(len(batch["input_ids"]), dtype=np.uint32) if rows is None else rows
-    loss = functools.partial(dropout_loss, compute=compute)
+# One function for all tests, which share its programs.
+value_and_gradients = jax.jit(jax.value_and_grad(dropout_loss), static_argnames="compute")
+
+
+def loss_and_gradients(params, batch, *, compute, mesh):
+    rows = np.arange(len(batch["input_ids"]), dtype=np.uint32)
     params = jax.device_put(params, NamedSharding(mesh, jax.P()))
-    return jax.jit(jax.value_and_grad(loss))(params, *jax.device_put((batch, rows), layout))
+    placed = jax.device_put((batch, rows), sharding.batch_sharding(mesh))
+    return value_and_gradients(params, *placed, compute=compute)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_initial_weights_are_a_normal_cut_at_two_deviations():
 
 
 def test_loss_at_the_start_is_that_of_guessing(mesh):
-    params = bert.init_params(_MODEL, seed=0)
+    params = params_of_seed()
     batch = random_batch(rows=8, length=32, predictions=5, vocab_size=_MODEL.vocab_size)
     loss, _ = loss_and_gradients(params, batch, compute=_FLOAT32, mesh=mesh)
     assert float(loss) == pytest.approx(np.log(_MODEL.vocab_size) + np.log(2), abs=0.1)
@@ -92,7 +100,7 @@ def test_loss_at_the_start_is_that_of_guessing(mesh):
 
 def test_padding_is_invisible(mesh):
     """Other ids in the padding change nothing, and the padding's embeddings get no gradient."""
-    params = bert.init_params(_MODEL, seed=0)
+    params = params_of_seed()
     batch = random_batch(rows=8, length=32, predictions=5, vocab_size=200)
     other = dict(batch)
     other["input_ids"] = np.where(batch["sequence_ids"] == 0, 207, batch["input_ids"])
@@ -107,7 +115,7 @@ def test_padding_is_invisible(mesh):
 
 def test_sequences_of_a_row_do_not_see_each_other(mesh):
     """Two sequences packed into a row give what each gives alone."""
-    params = bert.init_params(_MODEL, seed=0)
+    params = params_of_seed()
     batch = random_batch(rows=8, length=16, predictions=5, vocab_size=_MODEL.vocab_size)
     batch["sequence_ids"][:] = 1
     packed = {name: batch[name].copy() for name in batch}
@@ -128,11 +136,10 @@ def test_sequences_of_a_row_do_not_see_each_other(mesh):
 
 def test_remat_and_scan_change_nothing():
     """On one device; below and in tests/model/test_sharding.py others are compared with it."""
-    params = bert.init_params(_MODEL, seed=0)
+    params = params_of_seed()
     batch = random_batch(rows=8, length=32, predictions=5, vocab_size=_MODEL.vocab_size)
     rows_B = np.arange(8, dtype=np.uint32)
-    gradients = jax.jit(jax.value_and_grad(dropout_loss), static_argnames="compute")
-    expected = gradients(params, batch, rows_B, compute=_FLOAT32)
+    expected = value_and_gradients(params, batch, rows_B, compute=_FLOAT32)
     for layers, remat in (
         ("unroll", "full"),
         ("unroll", "dots"),
@@ -140,7 +147,7 @@ def test_remat_and_scan_change_nothing():
         ("scan", "dots"),
     ):
         compute = ComputeConfig(dtype="float32", layer_loop=layers, remat=remat)
-        actual = gradients(params, batch, rows_B, compute=compute)
+        actual = value_and_gradients(params, batch, rows_B, compute=compute)
         for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6, err_msg=f"{layers}, {remat}")
 
@@ -157,13 +164,11 @@ def test_remat_and_scan_change_nothing():
 def test_without_any_mesh_it_is_what_it_is_on_one(changes):
     """A loss with dropout and its gradients; on one device, as in a notebook."""
     compute = dataclasses.replace(_FLOAT32, **changes)
-    params = bert.init_params(_MODEL, seed=0)
+    params = params_of_seed()
     batch = random_batch(rows=8, length=32, predictions=5, vocab_size=_MODEL.vocab_size)
     rows_B = np.arange(8, dtype=np.uint32)
     assert jax.sharding.get_abstract_mesh().empty
-    alone = jax.jit(jax.value_and_grad(dropout_loss), static_argnames="compute")(
-        params, batch, rows_B, compute=compute
-    )
+    alone = value_and_gradients(params, batch, rows_B, compute=compute)
     mesh = mesh_of((1, 4, 2))
     with jax.set_mesh(mesh):
         meshed = loss_and_gradients(params, batch, compute=compute, mesh=mesh)
@@ -173,7 +178,7 @@ def test_without_any_mesh_it_is_what_it_is_on_one(changes):
 
 
 def test_bfloat16_is_close_and_keeps_float32_masters(mesh):
-    params = bert.init_params(_MODEL, seed=0)
+    params = params_of_seed()
     batch = random_batch(rows=8, length=32, predictions=5, vocab_size=_MODEL.vocab_size)
     exact, _ = loss_and_gradients(params, batch, compute=_FLOAT32, mesh=mesh)
     loss, gradients = loss_and_gradients(params, batch, compute=ComputeConfig(), mesh=mesh)
@@ -184,7 +189,7 @@ def test_bfloat16_is_close_and_keeps_float32_masters(mesh):
 def test_forward_and_gradient_promote_no_types():
     """A float32 that slips into a bfloat16 product is silent otherwise, and slow."""
     mesh = mesh_of((1, 8, 1))
-    params = bert.init_params(_MODEL, seed=0)
+    params = params_of_seed()
     batch = random_batch(rows=8, length=32, predictions=5, vocab_size=_MODEL.vocab_size)
     with jax.set_mesh(mesh), jax.numpy_dtype_promotion("strict"):
         loss, _ = loss_and_gradients(params, batch, compute=ComputeConfig(), mesh=mesh)

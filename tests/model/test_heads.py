@@ -48,39 +48,39 @@ def batch(rows: int = 8, length: int = 12) -> dict[str, np.ndarray]:
     }
 
 
+def params_of(model: ModelConfig, head: HeadConfig, mesh: jax.sharding.Mesh):
+    """Layers have the same numbers, however many follow them."""
+    # Outside of the mesh: its operations are compiled one by one, for each mesh.
+    params = bert.init_params(model, head, seed=0)
+    return jax.device_put(params, jax.NamedSharding(mesh, jax.P()))
+
+
+@partial(jax.jit, static_argnames=("config", "head", "compute", "hidden_states"))
+def _apply(params, arrays, step, **options):
+    """The outputs, with dropout in training where there is a step."""
+    key = None
+    if step is not None:
+        rows = jax.lax.broadcasted_iota(jnp.uint32, (8,), 0, out_sharding=sharding.batch_spec())
+        key = DropoutKey.create(seed=1, step=step, rows_B=rows)
+    return bert.apply(params, arrays, key=key, **options)
+
+
 def outputs_of(
     head: HeadConfig,
     *,
-    key_seed: int | None = None,
+    step: int | None = None,
     extra=None,
-    hidden_states: bool = False,
     model: ModelConfig = _MODEL,
     compute: ComputeConfig = _FLOAT32,
+    **options,
 ) -> dict:
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    params = params_of(model, head, mesh)
     with jax.set_mesh(mesh):
-        # The first layers of a model begin with the same numbers, however many follow.
-        params = bert.init_params(model, head, seed=0)
         arrays = jax.device_put(batch() | (extra or {}), sharding.batch_sharding(mesh))
-
-        def run(params, arrays):
-            key = None
-            if key_seed is not None:
-                rows = jax.lax.broadcasted_iota(
-                    jnp.uint32, (8,), 0, out_sharding=sharding.batch_spec()
-                )
-                key = DropoutKey.create(seed=key_seed, step=jnp.int32(0), rows_B=rows)
-            return bert.apply(
-                params,
-                arrays,
-                config=model,
-                head=head,
-                compute=compute,
-                key=key,
-                hidden_states=hidden_states,
-            )
-
-        return jax.device_get(jax.jit(run)(params, arrays))
+        step = None if step is None else jnp.int32(step)
+        found = _apply(params, arrays, step, config=model, head=head, compute=compute, **options)
+        return jax.device_get(found)
 
 
 def test_one_pooler_for_the_classifier_and_for_next_sentence():
@@ -113,8 +113,8 @@ def test_the_last_block_computes_what_is_read(kind, layers):
     if "mlm" in HEADS[kind].parts:
         extra["mlm_positions"] = positions
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    params = params_of(_MODEL, HEADS[kind], mesh)
     with jax.set_mesh(mesh):
-        params = bert.init_params(_MODEL, HEADS[kind], seed=0)
         arrays = jax.device_put(batch() | extra, sharding.batch_sharding(mesh))
 
         def run(params, hidden_states):
@@ -141,7 +141,7 @@ def test_the_last_block_computes_what_is_read(kind, layers):
 
 
 @pytest.mark.parametrize(
-    ("compute", "key_seed"),
+    ("compute", "step"),
     [
         (_FLOAT32, 1),
         (ComputeConfig(dtype="float32", layer_loop="scan"), 1),
@@ -149,28 +149,24 @@ def test_the_last_block_computes_what_is_read(kind, layers):
     ],
     ids=["unrolled, dropout", "scanned, dropout", "scanned, bfloat16"],
 )
-def test_hidden_states_of_one_pass_are_those_of_models_cut_short(compute, key_seed):
-    """The embeddings, and the output of each block: that of a model which ends there."""
+def test_hidden_states_of_one_pass_are_those_of_a_model_cut_short(compute, step):
+    """The embeddings, and the output of each block, also of the last one of the shorter model."""
     # Far enough from the beginning for layers to differ.
     model = dataclasses.replace(_MODEL, num_hidden_layers=3, initializer_range=0.3)
     # Padding too: what it holds is of no use, and yet the same.
     extra = {"sequence_ids": np.tile(np.repeat(np.array([1, 0], np.int32), [9, 3]), (8, 1))}
-    options = {"key_seed": key_seed, "extra": extra, "hidden_states": True, "compute": compute}
+    options = {"step": step, "extra": extra, "hidden_states": True, "compute": compute}
     whole = outputs_of(HEADS["encoder"], model=model, **options)
     states = whole["hidden_states"]
     assert len(states) == 4
     assert {(s.shape, s.dtype) for s in states} == {((8, 12, 16), np.dtype(compute.dtype))}
     np.testing.assert_array_equal(states[-1], whole["last_hidden_state"])
-    for depth in (1, 2):
-        cut = dataclasses.replace(model, num_hidden_layers=depth)
-        short = outputs_of(HEADS["encoder"], model=cut, **options)
-        assert len(short["hidden_states"]) == depth + 1
-        tolerance = 2e-2 if compute.dtype == "bfloat16" else 1e-5
-        for ours, theirs in zip(states[: depth + 1], short["hidden_states"], strict=True):
-            np.testing.assert_allclose(
-                *(np.asarray(x, np.float32) for x in (ours, theirs)), atol=tolerance
-            )
-        assert np.abs(states[depth] - states[depth - 1]).max() > 0.5
+    cut = dataclasses.replace(model, num_hidden_layers=2)
+    short = outputs_of(HEADS["encoder"], model=cut, **options)["hidden_states"]
+    tolerance = 2e-2 if compute.dtype == "bfloat16" else 1e-5
+    for pair in zip(states[:3], short, strict=True):
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in pair), atol=tolerance)
+    assert all(np.abs(states[depth] - states[depth - 1]).max() > 0.5 for depth in (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -185,8 +181,8 @@ def test_where_heads_have_dropout(kind, under, drops):
     """With the key of a step, logits are the affine map of what lies under them, or not."""
     part = HEADS[kind].parts[-1]
     affine = bert.init_params(_MODEL, HEADS[kind], seed=0)[part]
-    for seed, expected in ((None, True), (1, not drops), (2, not drops)):
-        found = outputs_of(HEADS[kind], key_seed=seed)
+    for step, expected in ((None, True), (1, not drops), (2, not drops)):
+        found = outputs_of(HEADS[kind], step=step)
         logits = found[under] @ affine["kernel"] + affine["bias"]
         name = part.replace("_classifier", "_logits")
         assert np.allclose(found[name], logits, atol=1e-5) == expected
