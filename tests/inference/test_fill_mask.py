@@ -11,9 +11,10 @@ from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.inference import fill_mask as module
 from bert_jax.inference.fill_mask import fill_mask
-from bert_jax.model import bert, sharding
+from bert_jax.model import sharding
 from bert_jax.pretrained.load import load_checkpoint
 from tests.golden import make_tokenizer_directories as directories
+from tests.models import apply
 
 pytestmark = pytest.mark.core
 
@@ -52,9 +53,8 @@ def test_candidates_are_those_of_the_model(loaded, trained):
         }
         batch = jax.device_put(batch, sharding.batch_sharding(mesh))
         config = checkpoint.config
-        logits = bert.apply(checkpoint.params, batch, config=config.model, compute=config.compute)[
-            "mlm_logits"
-        ]
+        found = apply(checkpoint.params, batch, config=config.model, compute=config.compute)
+        logits = found["mlm_logits"]
     best = int(np.argmax(np.asarray(logits)[0, 0, : sub_words.vocab_size]))
     (candidates,) = loaded("In winter the bear sleeps in the [MASK].")
     assert candidates[0].token == sub_words.tokens([best])[0]

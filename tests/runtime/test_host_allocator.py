@@ -17,7 +17,7 @@ import numpy as np
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(4):
+    for _ in range(2):
         np.ones(5 * 2**24, np.float32)  # 320 MiB: more than the heap grows by beforehand
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 

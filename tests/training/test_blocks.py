@@ -1,5 +1,6 @@
 """A run keeps the sizes by which it cuts a large corpus, whatever they are by then."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def corpus(tmp_path_factory) -> Path:
 
 def losses(corpus: Path, workdir: Path) -> list[float]:
     config = tiny_corpus.tiny_config(
+        model=dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1),
         phases=(PhaseConfig(sequence_length=32, steps=4, global_batch_size=8, max_predictions=5),),
         evaluation=EvaluationConfig(every_steps=4, num_examples=16, batch_size=16),
         checkpoint=CheckpointConfig(every_steps=2),
