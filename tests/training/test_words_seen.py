@@ -1,5 +1,6 @@
 """Words seen as a clock: which steps are kept, in whatever pieces a run is made."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from tests.test_end_to_end import last_row, numbers_of, rows_of
 
 # 40 packed or unpacked steps of two phases; the last of the numbers is never reached.
 _CONFIG = tiny_corpus.tiny_config(
+    model=dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1),
     phases=(
         PhaseConfig(sequence_length=32, steps=30, global_batch_size=16, max_predictions=5),
         PhaseConfig(sequence_length=48, steps=10, global_batch_size=8, max_predictions=7),

@@ -1,6 +1,7 @@
 """Which updates are left out, against the rule in plain Python, and in a real step."""
 
 import dataclasses
+import functools
 import math
 import random
 import statistics
@@ -79,20 +80,23 @@ def test_off_and_at_the_beginning():
     assert all(decisions([1.0] * 127 + [1e9]))
 
 
+_SPIKES = dataclasses.replace(
+    _CONFIG, optimizer=dataclasses.replace(_CONFIG.optimizer, spike_factor=_FACTOR)
+)
+_step = jax.jit(functools.partial(train_step, config=_SPIKES, objective=MLM_NSP))
+
+
 @pytest.mark.parametrize("usual", [1e-6, 1e6])
 def test_a_spike_costs_exactly_its_update(usual):
     """The norm of a real step is far from both; step and memory go on, all else keeps its bits."""
-    optimizer = dataclasses.replace(_CONFIG.optimizer, spike_factor=_FACTOR)
-    config = dataclasses.replace(_CONFIG, optimizer=optimizer)
     mesh = mesh_of((1, 8, 1))
+    fresh = TrainState.create(_SPIKES).to_mesh(mesh)
     with jax.set_mesh(mesh):
-        fresh = TrainState.create(config).to_mesh(mesh)
         state = dataclasses.replace(fresh, recent_norms=jnp.full(skip_updates.WINDOW, usual))
-        vocab_size = config.model.vocab_size
+        vocab_size = _SPIKES.model.vocab_size
         batch = random_batch(rows=8, length=16, predictions=3, vocab_size=vocab_size)
         batch = jax.device_put(batch, sharding.batch_sharding(mesh))
-        step = jax.jit(lambda s, b: train_step(s, b, config=config, objective=MLM_NSP))
-        after, metrics = step(state, batch)
+        after, metrics = _step(state, batch)
     assert int(after.step) == 1
     assert float(after.recent_norms[0]) == float(metrics["grad_norm"])
     assert float(metrics["applied"]) == (usual > 1)

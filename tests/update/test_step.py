@@ -36,8 +36,9 @@ def batch_of(seed: int) -> dict:
 
 def train(config: TrainConfig, *, devices: int, steps: int = 20, batches=batch_of):
     mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.local_devices()[:devices])
+    # Outside of the mesh: its operations are compiled one by one, for each mesh.
+    state = TrainState.create(config).to_mesh(mesh)
     with jax.set_mesh(mesh):
-        state = TrainState.create(config).to_mesh(mesh)
         layout = sharding.batch_sharding(mesh)
         batch = jax.device_put(batches(0), layout)
         step = compile_lowered(lower_train_step(config, state, batch, objective=MLM_NSP))

@@ -114,6 +114,11 @@ def test_examples_as_long_as_a_row_have_one_each():
     assert batch["labels"][:, 0].tolist() == found.labels[:16].tolist()
 
 
+def params_of(head, mesh):
+    # Outside of the mesh: its operations are compiled one by one, for each mesh.
+    return jax.device_put(bert.init_params(MODEL, head, seed=0), jax.NamedSharding(mesh, jax.P()))
+
+
 def test_losses_and_gradients_equal_those_of_separate_rows():
     """On all devices, in float32: only the order of sums differs. The losses of classes, of texts
     and of tokens, are compared with other software (tests/interchange/test_task_heads.py).
@@ -129,9 +134,8 @@ def test_losses_and_gradients_equal_those_of_separate_rows():
         sums = TaskObjective(head).sums(outputs, batch)
         return sums["task_loss"] / sums["task_count"], sums
 
+    results, params = [], params_of(head, mesh)
     with jax.set_mesh(mesh):
-        params = bert.init_params(MODEL, head, seed=0)
-        results = []
         for batches in (
             Batches(found, size=16),
             PackedBatches(found, size=16, multiple=sharding.row_shards(mesh)),
