@@ -361,7 +361,7 @@ def test_a_full_disk(tmp_path, corpus):
     short = tiny_config(phases=_SHORT, optimizer=OptimizerConfig(warmup_steps=0))
     config = tiny_corpus.write_config(tmp_path / "short.json", short)
     arguments = ["pretrain", config, "--corpus", corpus, "--workdir", tmp_path / "w"]
-    arguments += ["--set", "checkpoint.max_failed_saves=0"]
+    arguments += ["--set", "checkpoint.max_failed_saves=0", "--set", "model.num_hidden_layers=1"]
     alone = {"JAX_NUM_CPU_DEVICES": "1", "JAX_ENABLE_COMPILATION_CACHE": "0"}
     # Python 3.11 keeps a module's bytecode that was cut short, and every later import of it fails.
     alone["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -50,6 +50,7 @@ def config_file(tmp_path_factory) -> Path:
     phase = PhaseConfig(sequence_length=32, steps=3, global_batch_size=8, max_predictions=5)
     even = dataclasses.replace(phase, source_weights="notes=1,tales=1")
     config = tiny_corpus.tiny_config(
+        model=dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1),
         data=DataConfig(source_weights="tales=3,notes=1"),
         phases=(phase, even),
         evaluation=EvaluationConfig(every_steps=3, num_examples=16, batch_size=16),
