@@ -6,6 +6,7 @@ The built-in mixers and scores pass the same tests of mixers.
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import json
 import re
 import shutil
@@ -19,7 +20,7 @@ import pytest
 
 import bert_jax
 from bert_jax.__main__ import main
-from bert_jax.config import ComputeConfig, HeadConfig
+from bert_jax.config import ComputeConfig, HeadConfig, PairLoss
 from bert_jax.config_loader import load_config
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.model import layers
@@ -33,6 +34,7 @@ from bert_jax.workdir.checkpoint import Checkpoints
 from tests.batches import mesh_of
 from tests.model.test_positions import model_of, packed_and_alone
 from tests.models import apply, random_params
+from tests.objectives.test_pair_losses import cosine, random_texts, texts_on_mesh
 from tests.paths import ROOT
 from tests.states import arrays_of, assert_same_bits
 from tests.update.test_flops import product_flops
@@ -176,6 +178,23 @@ def test_a_kind_of_task(trained, tmp_path, capsys):
     (tmp_path / "train.txt").write_text("no colon here\n")
     assert main([*command[:-1], "17"]) == 2
     assert "line 1: write it as LABEL: TEXT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", [1, 8])
+def test_a_loss_is_a_double_loop_on_any_mesh(shape):
+    """With two documents for each query, and an example that fills up the batch."""
+    load_config(str(_EXTEND / "loss.py"))
+    options, values = PairLoss.of_kind("sigmoid")(temperature=0.5, bias=-2.0), random_texts(8, 2)
+    values["weights"][7] = 0
+    kept, total = range(7), 0.0
+    for i, j, c in itertools.product(kept, kept, range(2)):
+        logit = cosine(values["queries"][i], values["documents"][j, c]) / 0.5 - 2.0
+        total += np.log1p(np.exp(-logit if (i, 0) == (j, c) else logit))
+    with jax.set_mesh(mesh := mesh_of(shape)):
+        rows = jax.NamedSharding(mesh, jax.P(("slice", "fsdp", "fsdp_inner")))
+        put = {name: jax.device_put(np.float32(x), rows) for name, x in values.items()}
+        loss = jax.jit(lambda v: options.mean(texts_on_mesh(v))[0])(put)
+    assert float(loss) == pytest.approx(total / 7, rel=1e-5)
 
 
 _FLOAT32 = ComputeConfig(dtype="float32")
