@@ -143,6 +143,7 @@ def train(
         scores = {
             split: {name: values[name] for name in values if name not in ("step", "split")}
             for split, values in closing.scores.items()
+            if split in data.dev
         }
         found |= {
             "steps": closing.step,
@@ -172,7 +173,7 @@ class FineTuning(TrainingJob):
     ):
         self.config, self.data, self.mesh, self._source = config, data, mesh, source
         self._task_objective = self.objective = task_objective(config.head)
-        self.rates = _rates(config, settings)
+        self.rates, self.tokenizer = _rates(config, settings), source.tokenizer
         self.title = f"{config.name}, seed {config.seed}"
         self._rows = len(data.train.encoded.features)
         self._batches = training_batches(data.train.encoded.features, config, mesh)

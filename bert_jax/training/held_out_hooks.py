@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import HookConfig
+from bert_jax.config import HookConfig, TrainConfig
 from bert_jax.config.fields import Count, section, setting
 from bert_jax.errors import UsageError
 from bert_jax.training.hooks import Hook, Stop
@@ -43,8 +43,8 @@ class EarlyStoppingOptions(HeldOutOptions, kind="early_stopping"):
 class HeldOutFigure(Hook):
     """Tracks the best value of one metric, its step, and the number of evaluations since.
 
-    The default metric is the loss, or the first metric of a task. The first split counts if there
-    are several.
+    The default metric is the loss, or the first metric of a task. The first split with the metric
+    counts if there are several.
     """
 
     def __init__(self, *, figure: str):
@@ -53,12 +53,13 @@ class HeldOutFigure(Hook):
         self._best_step, self._best, self._evaluations_since = 0, math.nan, 0
 
     def prepare(self, job: TrainingJob, directory: Path) -> None:
-        self.choose(job.figures())
+        self.choose(job.figures(), job.config)
 
-    def choose(self, known: Sequence[str]) -> None:
-        """Selects the metric, by default the first of `known`. Raises UsageError for an unknown
-        name.
+    def choose(self, known: Sequence[str], config: TrainConfig) -> None:
+        """Selects the metric, by default the first of `known`, which the job has; the hooks of the
+        config have others. Raises UsageError for an unknown name.
         """
+        known = [*known, *(name for hook in config.hooks for name in hook.entry().figures)]
         self._figure = self._figure or known[0]
         if self._figure not in known:
             raise UsageError(
@@ -68,22 +69,21 @@ class HeldOutFigure(Hook):
     def begin(self, run: Run, step: int, rows: Sequence[Row]) -> Stop | None:
         first: dict[int, Row] = {}
         for row in rows:
-            if row.get("split") is not None:
+            if row.get("split") is not None and self._figure in row:
                 first.setdefault(row["step"], row)
         for at, row in first.items():
             self._see(at, row)
         return super().begin(run, step, rows)
 
     def on_evaluation(self, step: int, scores: Scores) -> Stop | None:
-        self._see(step, next(iter(scores.values())))
+        row = next((row for row in scores.values() if self._figure in row), None)
+        if row is not None:  # a hook may not score at every evaluation
+            self._see(step, row)
         return None
 
     def _see(self, step: int, row: Row) -> None:
         if step == 0:
             return
-        if self._figure not in row:
-            known = ", ".join(name for name, value in row.items() if isinstance(value, float))
-            raise UsageError(f"hooks: an evaluation has no metric {self._figure!r}; it has {known}")
         if row.get("sequence_length") != self._length:
             self._length, self._best = row.get("sequence_length"), math.nan
         value = math.nan if row[self._figure] is None else row[self._figure]

@@ -1,10 +1,11 @@
 """Hooks: observers of a run. The loop (loop.py) calls each of them in turn.
 
-`hooks` of a config names them (registry.HOOKS). A hook sees steps, metrics and evaluations, and may
-stop the run. It changes no state: a run has the same bits with and without it.
+`hooks` of a config names them (registry.HOOKS). A hook sees steps, metrics and evaluations, may add
+scores to an evaluation, and may stop the run. It changes no state: a run has the same bits with and
+without it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class Hook:
     """
 
     run: Run
+    # The metrics that `evaluate` returns, the main one first.
+    figures: Sequence[str] = ()
 
     def prepare(self, job: TrainingJob, directory: Path) -> None:
         """Checks the preconditions of the hook before anything is written."""
@@ -52,6 +55,14 @@ class Hook:
         a skipped update.
         """
         return None
+
+    def evaluate(self, step: int, params: Any, *, cut_short: Callable[[], bool]) -> Scores | None:
+        """Returns scores on validation data of the hook, by split, for the log; {} for none at this
+        step. Returns None once `cut_short`, called before every batch, is true.
+
+        Runs in every process, after the evaluation of the job.
+        """
+        return {}
 
     def on_evaluation(self, step: int, scores: Scores) -> Stop | None:
         """Sees the rows of an evaluation, by split. Returns why the run should stop, or None."""

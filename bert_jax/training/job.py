@@ -50,6 +50,8 @@ class TrainingJob:
     # The title of the progress bar, and a description of the data for the first line of the log.
     title: str
     introduction: str
+    # The place of the tokenizer.
+    tokenizer: Path
     # corpus.json of the training corpus; None for a task.
     manifest: dict[str, Any] | None = None
     # Whether a new run starts from a trained model, which is evaluated before the first step.

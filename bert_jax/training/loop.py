@@ -1,6 +1,7 @@
 """The loop: the steps of one phase, and the saves and evaluations between them."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -221,23 +222,35 @@ def _evaluate(loop: Loop, evaluation: Evaluation, state: TrainState) -> Scores:
     stops the run. Raises Preempted if a preemption cuts the evaluation short.
     """
     step = loop.step
-    patience = COMPILE_PATIENCE if evaluation.compiles_on_the_way else 1.0
+    # A hook compiles what it evaluates when it is first used.
+    may_compile = evaluation.compiles_on_the_way or any(hook.figures for hook in loop.hooks)
+    patience = COMPILE_PATIENCE if may_compile else 1.0
 
     def cut_short() -> bool:
         loop.watchdog.at(f"evaluating step {step}", patience=patience)
         return loop.preemption.requested()
 
+    runs = [functools.partial(evaluation.run, state.params)]
+    runs += [functools.partial(hook.evaluate, step, state.params) for hook in loop.hooks]
+    found: list[Scores] = []
     began = time.monotonic()
     once = loop.bar.paused() if evaluation.compiles_on_the_way else contextlib.nullcontext()
     with ticking(f"step {step}: evaluating"), once:
-        scores = evaluation.run(state.params, cut_short=cut_short)
-    if scores is None:
-        raise _preempted(loop, state)
-    rows = {split: {**evaluation.columns, **values} for split, values in scores.items()}
+        for run in runs:
+            each = run(cut_short=cut_short)
+            if each is None:
+                raise _preempted(loop, state)
+            found.append(each)
+    scores = found[0]
+    added = {split: values for each in found[1:] for split, values in each.items()}
+    rows = {split: {**evaluation.columns, **values} for split, values in scores.items()} | added
     for split, values in rows.items():
         loop.logger.row(step=step, split=split, **values)
     loop.event("evaluate", step=step, seconds=time.monotonic() - began)
     loop.print(f"step {step}: {loop.job.describe(scores)}")
+    for split, values in added.items():
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        loop.print(f"step {step}: {split} {shown}")
     answers = [hook.on_evaluation(step, rows) for hook in loop.hooks]
     is_kept = any(hook.keeps(step) for hook in loop.hooks)
     stop, is_kept = agreed(loop.hooks, answers, keeps=is_kept)

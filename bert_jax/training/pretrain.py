@@ -36,6 +36,7 @@ from bert_jax.update.step import lower_eval_step, lower_train_step
 from bert_jax.workdir import location, run_directory
 from bert_jax.workdir.location import Location
 from bert_jax.workdir.lock import only_trainer
+from bert_jax.workdir.run_directory import TOKENIZER
 
 
 def pretrain(
@@ -149,7 +150,7 @@ class Pretraining(TrainingJob):
         """
         self.config, self.corpus, self.mesh = config, corpus, mesh
         self._initialization = initialization or Initialization(None)
-        self.manifest = corpus.manifest
+        self.manifest, self.tokenizer = corpus.manifest, corpus.directory / TOKENIZER
         self.begins_trained = self._initialization.is_trained
         self.objective: Objective = OBJECTIVES[config.objective]
         self.introduction = f"{corpus.train.tokens / 1e6:.1f} M training tokens"

@@ -29,7 +29,7 @@ def config(arguments: Arguments) -> tuple[Finding, TrainConfig]:
     found = arguments.expecting(found)
     for hook in named_hooks(found):
         if isinstance(hook, HeldOutFigure):
-            hook.choose(OBJECTIVES[found.objective].watched())
+            hook.choose(OBJECTIVES[found.objective].watched(), found)
     trackers.require_installed(found.trackers)
     model = found.model
     text = (
