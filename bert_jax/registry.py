@@ -278,6 +278,8 @@ HOOKS = Registry(
         "expected_curves": "bert_jax_lab.reference_curves.hook:ExpectedCurves",
         "best_checkpoint": "bert_jax.training.held_out_hooks:BestCheckpoint",
         "early_stopping": "bert_jax.training.held_out_hooks:EarlyStopping",
+        "retrieval": "bert_jax.tasks.vector_scores:RetrievalHook",
+        "similarity": "bert_jax.tasks.vector_scores:SimilarityHook",
     },
     subclass_of="bert_jax.training.hooks:Hook",
 )

@@ -96,6 +96,7 @@ class CompiledOnce:
         key = (
             *(config.model, config.head, config.compute, _behind(config), output),
             None if layers is None else tuple(layers),
+            options.get("pooling"),
         )
         found._apply = self._forward.setdefault(key, found._apply)
         return found

@@ -190,7 +190,7 @@ class Model:
             length=length,
             normalize=normalize,
             hidden=len(texts) <= _WORTH_NO_BAR,
-            forward=self._layers(chosen),
+            forwards=self._forwards,
         )
         if pooling == "none":
             return np.split(arrays["vectors"], arrays["offsets"][1:-1])
@@ -226,7 +226,11 @@ class Model:
         """
         features = self._features(texts, length)
         layers = tuple(range(self.config.model.num_hidden_layers + 1))
-        joined = self._layers(layers)({"encoder": self.params["encoder"]}, features)
+        forward = self._kept(
+            (layers, "none"),
+            lambda: embed.forward_of(in_float32(self.config), mesh=self.mesh, layers=layers),
+        )
+        joined = forward({"encoder": self.params["encoder"]}, features)
         joined[_batch(features)["sequence_ids"] == 0] = 0.0
         return np.stack(np.split(joined, len(layers), axis=-1))
 
@@ -263,9 +267,6 @@ class Model:
             truncation="longest_first",
             remedy=LONGER if length < limit else NO_MORE,
         )
-
-    def _layers(self, layers: tuple[int, ...]) -> Forward:
-        return self._kept(layers, lambda: embed.forward_of(self._source, layers))
 
     def _kept(self, what: Any, make: Any) -> Forward:
         if what not in self._forwards:

@@ -2,14 +2,16 @@
 
 import dataclasses
 import numbers
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
-from bert_jax.config import HeadConfig
+from bert_jax.config import HeadConfig, TrainConfig
 from bert_jax.data.sources.read import read_text
-from bert_jax.data.tasks.encode_rows import LONGER, NO_MORE, encode_texts
+from bert_jax.data.tasks.encode_rows import LONGER, NO_MORE, Features, encode_texts
 from bert_jax.data.tasks.tables import TextRow
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
@@ -19,7 +21,7 @@ from bert_jax.inference.forward import Forward, in_float32
 from bert_jax.interchange import sentence_transformers
 from bert_jax.interchange.sentence_transformers import EmbeddingRecipe
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
-from bert_jax.progress import Progress, note_once
+from bert_jax.progress import note_once
 from bert_jax.workdir.run_directory import TOKENIZER
 
 _BATCH = 64
@@ -81,18 +83,60 @@ def embed(
     return arrays | {"lines": np.array(numbers, np.int64), "blank_lines": np.int64(blank)}
 
 
-def forward_of(checkpoint: LoadedCheckpoint, layers: Sequence[int]) -> Forward:
-    """Returns the forward pass that computes the states of some layers. Raises UsageError."""
-    depth = checkpoint.config.model.num_hidden_layers
+def forward_of(
+    config: TrainConfig,
+    *,
+    mesh: Mesh,
+    layers: Sequence[int] = (-1,),
+    pooling: str = "none",
+    batch_size: int = _BATCH,
+) -> Forward:
+    """Returns the forward pass that computes the states of some layers, or a pooling of them.
+
+    Raises UsageError for a layer that the model lacks.
+    """
     if not layers:
         raise UsageError("`layers` is empty; name at least one")
+    depth = config.model.num_hidden_layers
     return Forward(
-        dataclasses.replace(in_float32(checkpoint.config), head=HeadConfig(parts=())),
-        "last_hidden_state",
-        batch_size=_BATCH,
+        dataclasses.replace(config, head=HeadConfig(parts=())),
+        "last_hidden_state" if pooling == "none" else "embeddings",
+        batch_size=batch_size,
         layers=[_layer_number(layer, depth) for layer in layers],
-        mesh=checkpoint.mesh,
+        pooling=pooling,
+        mesh=mesh,
     )
+
+
+def encode(
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    recipe: EmbeddingRecipe,
+    *,
+    length: int | None,
+    limit: int,
+) -> Features:
+    """Returns texts, with the prompt of the recipe, as rows of at most `length` tokens: by default
+    the recipe's. A note says how many are truncated.
+
+    Raises UsageError for a length above `limit`, the positions of the model.
+    """
+    length = min(recipe.length or limit, limit) if length is None else length
+    if length > limit:
+        raise UsageError(f"`length` {length}: the model has only {limit} positions")
+    prepared = [recipe.prompt + text for text in texts]
+    if recipe.lowercase:
+        prepared = [lowercased(text) for text in prepared]
+    rows = [TextRow(f"text {i}", (text,), None, "") for i, text in enumerate(prepared)]
+    features = encode_texts(
+        rows,
+        tokenizer,
+        length=length,
+        truncation="longest_first",
+        remedy=LONGER if length < limit else NO_MORE,
+    )
+    note_unknown_ids(features.input_ids, tokenizer.special)
+    return features
 
 
 def vectors_of(
@@ -107,7 +151,7 @@ def vectors_of(
     prompt: str | None = None,
     dims: int | None = None,
     hidden: bool = False,
-    forward: Forward | None = None,
+    forwards: MutableMapping[Any, Forward] | None = None,
 ) -> dict[str, np.ndarray]:
     """Returns embeddings of texts: `vectors` float32 `[N, W]`, W = width x number of layers.
 
@@ -121,8 +165,8 @@ def vectors_of(
     length, prompt, pooling and further steps; `layers` or `pooling` replace its pooling and steps.
     `prompt` names one of its prompts ("query", "document"). `dims` keeps the first columns of the
     vectors, like `truncate_dim` of sentence-transformers: they then have length 1 only with
-    `normalize`. `forward` is `forward_of(checkpoint, layers)`, compiled once for many calls.
-    `hidden` hides the progress bar.
+    `normalize`. `forwards` keeps the compiled forward passes for later calls. `hidden` hides the
+    progress bar.
 
     Raises UsageError for a layer that the model lacks, or a length beyond its positions.
     """
@@ -139,38 +183,22 @@ def vectors_of(
         known = ", ".join(map(str, recipe.trained_dims))
         note_once(f"`dims` {dims}: the run trained vectors of {known} columns (embedding.dims)")
     limit = checkpoint.config.model.max_position_embeddings
-    length = min(recipe.length or limit, limit) if length is None else length
-    if length > limit:
-        raise UsageError(f"`length` {length}: the model has only {limit} positions")
-    forward = forward_of(checkpoint, layers) if forward is None else forward
-    prepared = [recipe.prompt + text for text in texts]
-    if recipe.lowercase:
-        prepared = [lowercased(text) for text in prepared]
-    rows = [TextRow(f"text {i}", (text,), None, "") for i, text in enumerate(prepared)]
-    features = encode_texts(
-        rows,
-        tokenizer,
-        length=length,
-        truncation="longest_first",
-        remedy=LONGER if length < limit else NO_MORE,
-    )
-    note_unknown_ids(features.input_ids, tokenizer.special)
-    parts: list[np.ndarray] = []
-    done = 0
+    features = encode(texts, tokenizer, recipe, length=length, limit=limit)
+    forwards = {} if forwards is None else forwards
+    key = (tuple(layers), recipe.pooling)
+    if key not in forwards:
+        config, mesh = in_float32(checkpoint.config), checkpoint.mesh
+        forwards[key] = forward_of(config, mesh=mesh, layers=layers, pooling=recipe.pooling)
     encoder = {"encoder": checkpoint.params["encoder"]}
-    with Progress("embed", total=len(features), hidden=hidden) as progress:
-        for hidden_NLW in forward.batches(encoder, features):
-            lengths = features.lengths[done : done + len(hidden_NLW)]
-            parts.append(_vectors(hidden_NLW, lengths, recipe))
-            done += len(hidden_NLW)
-            progress.advance(len(hidden_NLW))
-    found = np.concatenate(parts)[:, :dims]
+    found = forwards[key](encoder, features, title="" if hidden else "embed")
+    arrays = {}
+    if recipe.pooling == "none":
+        found = found[np.arange(found.shape[1]) < features.lengths[:, None]]
+        arrays["offsets"] = np.concatenate([[0], np.cumsum(features.lengths)]).astype(np.int64)
+    found = recipe.finished(found)[:, :dims]
     if dims is not None and normalize:
         found = sentence_transformers.normalized(found)
-    arrays = {"vectors": found}
-    if recipe.pooling == "none":
-        arrays["offsets"] = np.concatenate([[0], np.cumsum(features.lengths)]).astype(np.int64)
-    return arrays
+    return {"vectors": found, **arrays}
 
 
 def recipe_of(checkpoint: LoadedCheckpoint) -> EmbeddingRecipe:
@@ -218,29 +246,3 @@ def _recipe_of(
     if is_foreign and (directory / sentence_transformers.MODULES).is_file():
         note_once(f"{directory}: sentence-transformers model: {recipe.described()}")
     return recipe
-
-
-def _vectors(hidden_NLW: np.ndarray, lengths_N: np.ndarray, recipe: EmbeddingRecipe) -> np.ndarray:
-    """Returns the embeddings of some rows."""
-    vectors = _pooled(hidden_NLW, lengths_N, recipe.pooling)
-    for _, step in recipe.steps:
-        vectors = step(vectors)
-    return vectors
-
-
-def _pooled(hidden_NLW: np.ndarray, lengths_N: np.ndarray, pooling: str) -> np.ndarray:
-    """Returns vectors `[N, W]`, or `[tokens, W]` without pooling, by the formulas of
-    sentence-transformers (sentence_transformer/modules/pooling.py).
-    """
-    is_token_NL = np.arange(hidden_NLW.shape[1]) < lengths_N[:, None]
-    where = is_token_NL[..., None]
-    match pooling:
-        case "none":
-            return hidden_NLW[is_token_NL]
-        case "cls":
-            return hidden_NLW[:, 0].copy()
-        case "lasttoken":
-            return hidden_NLW[np.arange(len(lengths_N)), lengths_N - 1]
-        case "max":
-            return np.max(hidden_NLW, axis=1, where=where, initial=-np.inf)
-    return np.sum(hidden_NLW, axis=1, where=where) / lengths_N[:, None].astype(np.float32)

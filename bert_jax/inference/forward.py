@@ -12,6 +12,8 @@ from bert_jax.config import TrainConfig
 from bert_jax.data.tasks.encode_rows import Batches, Features
 from bert_jax.errors import NonFinite
 from bert_jax.model import bert
+from bert_jax.model.heads.embedding import pooled
+from bert_jax.progress import Progress
 from bert_jax.training import device_feed
 from bert_jax.training.divergence import SPOILT
 
@@ -54,6 +56,7 @@ class Forward:
         *,
         batch_size: int,
         layers: Sequence[int] | None = None,
+        pooling: str = "none",
         mesh: Mesh | None = None,
     ):
         """`output` is a name, or a function that chooses from all outputs by name. `batch_size` is
@@ -61,7 +64,8 @@ class Forward:
 
         `mlm_logits` are at `mlm_positions` if a batch has them, otherwise at every position.
         With `layers`, the output is the joined hidden states of those layers, `[N, L, layers x D]`,
-        from one pass; 0 are the embeddings.
+        from one pass; 0 are the embeddings. A `pooling` of them (heads/embedding.py) is float32
+        `[N, layers x D]`.
         """
         self._output = output
         self._mesh = jax.sharding.get_mesh() if mesh is None else mesh
@@ -82,6 +86,8 @@ class Forward:
             if layers is not None:
                 states = outputs["hidden_states"]
                 found = jax.numpy.concatenate([states[layer] for layer in layers], axis=-1)
+                if pooling != "none":
+                    found = pooled(found, batch, pooling)[:, 0]
             else:
                 found = outputs[output] if isinstance(output, str) else output(outputs)
             # Replicated, because a process can only read the data on its own devices.
@@ -119,34 +125,43 @@ class Forward:
             outputs, count = self.batch(params, batches(rows)), len(rows)
             yield jax.tree.map(lambda x, count=count: x[:count], outputs)
 
+    def padded_lengths(self, features: Features) -> np.ndarray:
+        """Returns the length that each row has in a batch of rows of similar length `[N]`."""
+        lengths = np.array(Batches(features, size=self.size(len(features))).lengths)
+        return lengths[np.searchsorted(lengths, features.lengths)]
+
     def __call__(
         self,
         params: bert.Params,
         features: Features,
         *,
         cut_short: Callable[[], bool] = lambda: False,
+        title: str = "",
     ) -> Any:
         """Returns `[N, ...]`; outputs of tokens beyond a batch's length, which are padding, are 0.
 
-        Returns None if `cut_short`, called before every batch, returns true.
+        Returns None if `cut_short`, called before every batch, returns true. With a `title`, shows
+        a progress bar.
         """
         found: dict[str, np.ndarray] = {}
         done = 0
         batches = self.batches(params, features)
-        while not cut_short():
-            outputs = next(batches, None)
-            if outputs is None:
-                assert found, "no rows"
-                return found[self._output] if isinstance(self._output, str) else found
-            if isinstance(self._output, str):
-                outputs = {self._output: outputs}
-            for name, array in outputs.items():
-                if not done:
-                    shape = [len(features), *array.shape[1:]]
-                    if name in OF_TOKENS:
-                        shape[1] = features.input_ids.shape[1]
-                    found[name] = np.zeros(shape, np.float32)
-                here = found[name][done : done + len(array)]
-                here[tuple(slice(n) for n in array.shape)] = array
-            done += len(next(iter(outputs.values())))
+        with Progress(title, total=len(features), hidden=not title) as progress:
+            while not cut_short():
+                outputs = next(batches, None)
+                if outputs is None:
+                    assert found, "no rows"
+                    return found[self._output] if isinstance(self._output, str) else found
+                if isinstance(self._output, str):
+                    outputs = {self._output: outputs}
+                for name, array in outputs.items():
+                    if not done:
+                        shape = [len(features), *array.shape[1:]]
+                        if name in OF_TOKENS:
+                            shape[1] = features.input_ids.shape[1]
+                        found[name] = np.zeros(shape, np.float32)
+                    here = found[name][done : done + len(array)]
+                    here[tuple(slice(n) for n in array.shape)] = array
+                done += len(next(iter(outputs.values())))
+                progress.advance(len(next(iter(outputs.values()))))
         return None

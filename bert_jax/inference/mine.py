@@ -94,8 +94,8 @@ def mine(
     has_margin = margin is not None or relative_margin is not None
     if range_max is None:
         range_max = range_min + negatives * (10 if has_margin else 1) + most
-    vectors_QW = text_vectors(checkpoint, [*queries.values()], prompts=QUERY_PROMPTS, length=length)
-    vectors_NW = text_vectors(checkpoint, texts, prompts=DOCUMENT_PROMPTS, length=length)
+    both = ([*queries.values()], QUERY_PROMPTS), (texts, DOCUMENT_PROMPTS)
+    vectors_QW, vectors_NW = text_vectors(checkpoint, *both, length=length)
     # The positives and the query itself may be among the nearest.
     nearest_QK, cosines_QK = search(
         vectors_QW, vectors_NW, range_max + most + 1, mesh=checkpoint.mesh

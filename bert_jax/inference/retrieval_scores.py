@@ -17,6 +17,7 @@ import numpy as np
 
 # The number of documents of a ranking that the scores need.
 DEEPEST = 100
+FIGURES = ("nDCG@10", "MRR@10", "recall@10", "recall@100")
 
 
 def retrieval_scores(

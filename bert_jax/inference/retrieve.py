@@ -6,15 +6,20 @@ Dims: Q queries, N documents, W width of a vector, K documents that are kept of 
 import functools
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.inference.embed import forward_of, recipe_of, vectors_of
+from bert_jax.config import TrainConfig
+from bert_jax.data.tasks.encode_rows import Features
+from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from bert_jax.inference.embed import encode, forward_of, recipe_of
+from bert_jax.inference.forward import in_float32
+from bert_jax.interchange.sentence_transformers import EmbeddingRecipe, normalized
 from bert_jax.model.sharding import AXES
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import Progress
@@ -30,37 +35,90 @@ _QUERIES, _DOCUMENTS = 1 << 10, 1 << 14
 # The constants of Anserini (Yang et al. 2017), with which BEIR's table has BM25.
 _K1, _B = 0.9, 0.4
 
+# Texts, and the names of their prompts.
+TextsAndPrompts = tuple[Sequence[str], Sequence[str]]
+
+
+class EncodedTexts(NamedTuple):
+    """Some of several texts as rows, and their numbers."""
+
+    numbers: np.ndarray
+    rows: Features
+
+
+class Embedder:
+    """Computes vectors with dot products that are the similarities of a model: of length 1, unless
+    the similarity of the model is the dot product. Uses all devices of a mesh.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        recipe: EmbeddingRecipe,
+        tokenizer: Tokenizer,
+        *,
+        mesh: Mesh,
+        length: int | None = None,
+        **options: Any,
+    ):
+        """`length` is the most tokens of a text, by default the recipe's; `options` are those of
+        `forward_of`.
+        """
+        self._recipe, self._tokenizer, self._length = recipe, tokenizer, length
+        self._limit = config.model.max_position_embeddings
+        self.forward = forward_of(config, mesh=mesh, pooling=recipe.pooling, **options)
+
+    def encode(self, texts: Sequence[str], prompts: Sequence[str] = ()) -> Iterator[EncodedTexts]:
+        """Yields parts of the texts as rows, texts of similar length together, with their numbers.
+
+        `prompts` are names: the first that the recipe has is the prompt before each text.
+        """
+        name = next((name for name in prompts if name in self._recipe.prompts), None)
+        recipe = self._recipe.with_prompt(name)
+        order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+        for start in range(0, len(texts), _TEXTS):
+            numbers = order[start : start + _TEXTS]
+            part = [texts[number] for number in numbers]
+            rows = encode(part, self._tokenizer, recipe, length=self._length, limit=self._limit)
+            yield EncodedTexts(np.array(numbers), rows)
+
+    def vectors(self, params: Any, encoded: Iterable[EncodedTexts], **options: Any) -> Any:
+        """Returns the vectors of `encode`, float32 `[N, W]`, in the order of the texts.
+
+        `options` are those of `Forward`; returns None if `cut_short` is true.
+        """
+        encoder, numbers, found = {"encoder": params["encoder"]}, [], []
+        for part in encoded:
+            pooled = self.forward(encoder, part.rows, **options)
+            if pooled is None:
+                return None
+            numbers.append(part.numbers)
+            found.append(self._recipe.finished(pooled)[:, : self._recipe.dims])
+        vectors_NW = np.concatenate(found)[np.argsort(np.concatenate(numbers))]
+        return vectors_NW if self._recipe.similarity == "dot" else normalized(vectors_NW)
+
+
+def embedder_of(checkpoint: LoadedCheckpoint, *, length: int | None = None) -> Embedder:
+    """Returns the embedder of a checkpoint, in float32."""
+    return Embedder(
+        in_float32(checkpoint.config),
+        recipe_of(checkpoint),
+        load_tokenizer(checkpoint.tokenizer),
+        mesh=checkpoint.mesh,
+        length=length,
+    )
+
 
 def text_vectors(
-    checkpoint: LoadedCheckpoint,
-    texts: Sequence[str],
-    *,
-    prompts: Sequence[str] = (),
-    length: int | None = None,
-) -> np.ndarray:
-    """Returns vectors with dot products that are the model's similarities, float32 `[N, W]`: of
-    length 1, unless the similarity of the model is the dot product.
-
-    `prompts` are names: the first that the checkpoint has is the name of the prompt before each
-    text. Texts of similar length share a batch. Encodes on all devices of the checkpoint.
+    checkpoint: LoadedCheckpoint, *texts: TextsAndPrompts, length: int | None = None
+) -> list[np.ndarray]:
+    """Returns the vectors of each list of texts, float32 `[N, W]`; each comes with the names of its
+    prompts, as in `Embedder.encode`.
     """
-    tokenizer, forward = load_tokenizer(checkpoint.tokenizer), forward_of(checkpoint, (-1,))
-    recipe = recipe_of(checkpoint)
-    prompt = next((name for name in prompts if name in recipe.prompts), None)
-    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-    found: list[np.ndarray] = []
-    for start in range(0, len(texts), _TEXTS):
-        arrays = vectors_of(
-            checkpoint,
-            tokenizer,
-            [texts[number] for number in order[start : start + _TEXTS]],
-            length=length,
-            normalize=None if recipe.similarity == "dot" else True,
-            prompt=prompt,
-            forward=forward,
-        )
-        found.append(arrays["vectors"])
-    return np.concatenate(found)[np.argsort(order)]
+    embedder = embedder_of(checkpoint, length=length)
+    return [
+        embedder.vectors(checkpoint.params, embedder.encode(*each), title="embed") for each in texts
+    ]
 
 
 @functools.partial(jax.jit, static_argnames="k")
@@ -78,13 +136,13 @@ def _merged(
 
 
 def search(
-    queries_QW: np.ndarray, documents_NW: np.ndarray, k: int, *, mesh: Mesh
+    queries_QW: np.ndarray, documents_NW: np.ndarray, k: int, *, mesh: Mesh, hidden: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows of the `k` nearest documents, int64 `[Q, K]`, and their scores, float32.
 
     Scores are dot products in float32; of equal scores the earlier document comes first. K is the
     smaller of `k` and N. Queries are divided over the devices of `mesh`; scores are computed in
-    tiles, so that memory does not grow with Q x N.
+    tiles, so that memory does not grow with Q x N. `hidden` hides the progress bar.
     """
     k = min(k, len(documents_NW))
     by_rows = NamedSharding(mesh, jax.P(AXES))
@@ -92,7 +150,7 @@ def search(
 
     found = []
     total = len(queries_QW) * len(documents_NW)
-    with jax.set_mesh(mesh), Progress("search", total=total) as progress:
+    with jax.set_mesh(mesh), Progress("search", total=total, hidden=hidden) as progress:
         for queries in np.split(queries_QW, range(_QUERIES, len(queries_QW), _QUERIES)):
             missing = -len(queries) % mesh.size
             padded = np.pad(queries, ((0, missing), (0, 0)))

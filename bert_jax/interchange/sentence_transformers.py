@@ -95,6 +95,12 @@ class EmbeddingRecipe:
             )
         return dataclasses.replace(self, prompt=prompt)
 
+    def finished(self, pooled_NW: np.ndarray) -> np.ndarray:
+        """Returns embeddings from pooled vectors."""
+        for _, step in self.steps:
+            pooled_NW = step(pooled_NW)
+        return pooled_NW
+
     def described(self) -> str:
         """Returns a description of the recipe."""
         parts = [f"at most {self.length} tokens"] if self.length else []

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from bert_jax.config import EmbeddingConfig, HeadConfig, InfoNCE, PairLoss, TrainConfig
@@ -21,14 +22,14 @@ from bert_jax.data.tasks.tables import TextRow, read_rows, text_row
 from bert_jax.data.tokenizer import hub
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError, brief
+from bert_jax.inference.retrieval_scores import DEEPEST, FIGURES, retrieval_scores
+from bert_jax.inference.retrieve import search
 from bert_jax.interchange.sentence_transformers import normalized
 from bert_jax.progress import note
 from bert_jax.tasks import scores
 from bert_jax.tasks.sequence_classification import number_of
 from bert_jax.tasks.task import Encoded, NamedTask, Task, TaskSpec
 
-# Documents among which a query looks for its own.
-_AMONG = 10
 _SCORES = {"spearman": scores.spearman, "pearson": scores.pearson}
 # Rows that a message names.
 _NAMED = 3
@@ -48,7 +49,7 @@ class PairTask(Task):
         return self.spec.kind == "similarity"
 
     def known_metrics(self) -> Sequence[str]:
-        return tuple(_SCORES) if self.is_similarity else ("mrr@10", "accuracy")
+        return tuple(_SCORES) if self.is_similarity else FIGURES
 
     def read(
         self, source: str, *, labelled: bool = True, id_column: str | None = None
@@ -168,22 +169,29 @@ class PairTask(Task):
     def score(
         self, rows: Sequence[TextRow], encoded: Encoded, outputs: np.ndarray
     ) -> dict[str, float]:
-        """For `pairs`, each query looks for its own document among the own documents of all rows:
-        the mean reciprocal rank within 10, and the share of queries that find it first.
-        """
+        """For `pairs`, each query looks for its own documents among those of all rows."""
         vectors_NTD = self._compared(outputs)
         if self.is_similarity:
             gold, found = self._gold(rows), _similarities(vectors_NTD)[:, 0]
             return {name: _SCORES[name](gold, found) for name in self.spec.metrics}
-        found_NN = vectors_NTD[:, 0] @ vectors_NTD[:, 1].T
-        # Another row with the same document is no mistake.
-        texts = np.unique([row.texts[1] for row in rows], return_inverse=True)[1]
-        is_better = found_NN > np.diagonal(found_NN)[:, None]
-        rank_N = 1 + np.sum(is_better & (texts[:, None] != texts), axis=1)
-        found = {
-            "mrr@10": float(np.mean(np.where(rank_N <= _AMONG, 1 / rank_N, 0.0))),
-            "accuracy": float(np.mean(rank_N == 1)),
+        # The first row of each distinct query and own document.
+        queries, documents = ({}, {})
+        grades: dict[str, dict[str, int]] = {}
+        for number, row in enumerate(rows):
+            query, document = row.texts[:2]
+            queries.setdefault(query, number)
+            documents.setdefault(document, number)
+            grades.setdefault(query, {})[document] = 1
+        vectors_QD, vectors_CD = (
+            vectors_NTD[[*each.values()], text] for text, each in enumerate((queries, documents))
+        )
+        mesh, names = jax.sharding.get_mesh(), [*documents]
+        found_QK, _ = search(vectors_QD, vectors_CD, DEEPEST, mesh=mesh, hidden=True)
+        rankings = {
+            query: [names[place] for place in places]
+            for query, places in zip(queries, found_QK, strict=True)
         }
+        found = retrieval_scores(rankings, grades)
         return {name: found[name] for name in self.spec.metrics}
 
     def majority_baseline(self, rows: Sequence[TextRow]) -> float:
@@ -245,7 +253,7 @@ def _scores_of(row: TextRow) -> list[float]:
 
 
 PAIRS = NamedTask(
-    spec=TaskSpec(name="pairs", kind="pairs", metrics=("mrr@10", "accuracy"), label_column=""),
+    spec=TaskSpec(name="pairs", kind="pairs", metrics=FIGURES, label_column=""),
     text_columns=(2, 33),
 )
 SIMILARITY = NamedTask(

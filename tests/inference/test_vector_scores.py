@@ -14,7 +14,7 @@ from bert_jax.data.tasks.retrieval_sets import read_retrieval_set
 from bert_jax.inference import retrieve
 from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.tasks.scores import spearman
-from bert_jax.tasks.vector_scores import score_retrieval
+from bert_jax.tasks.vector_scores import Retrieval, score_vectors
 from tests.batches import mesh_of
 from tests.tiny_corpus import documents as stories
 
@@ -71,10 +71,10 @@ def test_prompts_are_those_of_the_directory(embedder):
     checkpoint, model = load_checkpoint(embedder, allow_missing_heads=True), bert_jax.load(embedder)
     texts = _STORIES[:3]
     for names, prompt in ((retrieve.QUERY_PROMPTS, "search: "), (("no",), "")):
-        found = retrieve.text_vectors(checkpoint, texts, prompts=names)
+        (found,) = retrieve.text_vectors(checkpoint, (texts, names))
         expected = normalized(model.embed([prompt + text for text in texts], length=32))
         assert np.allclose(found, expected, atol=1e-6)
-    found = retrieve.text_vectors(checkpoint, texts, prompts=retrieve.DOCUMENT_PROMPTS)
+    (found,) = retrieve.text_vectors(checkpoint, (texts, retrieve.DOCUMENT_PROMPTS))
     assert np.allclose(found, normalized(model.embed([f"answer: {t}" for t in texts], length=32)))
 
 
@@ -83,7 +83,8 @@ def test_a_model_of_dot_products_has_vectors_of_any_length(embedder, tmp_path):
     shutil.copytree(embedder, home)
     settings = home / "config_sentence_transformers.json"
     settings.write_text(json.dumps({"similarity_fn_name": "dot"}))
-    found = retrieve.text_vectors(load_checkpoint(home, allow_missing_heads=True), _STORIES)
+    checkpoint = load_checkpoint(home, allow_missing_heads=True)
+    (found,) = retrieve.text_vectors(checkpoint, (_STORIES, ()))
     assert np.allclose(found, bert_jax.load(home).embed(_STORIES, length=32), atol=1e-6)
     assert np.ptp(np.linalg.norm(found, axis=1)) > 1e-3
 
@@ -117,12 +118,12 @@ def test_bm25_is_shown_for_comparison(embedder, beir, capsys):
 
 
 def test_scores_are_equal_on_one_and_eight_devices(embedder, beir):
-    found = read_retrieval_set(beir)
+    found = Retrieval(read_retrieval_set(beir))
     one, eight = (
         load_checkpoint(embedder, allow_missing_heads=True, mesh=mesh_of((devices, 1, 1)))
         for devices in (1, 8)
     )
-    assert score_retrieval(one, found) == pytest.approx(score_retrieval(eight, found), abs=1e-12)
+    assert score_vectors(one, found) == pytest.approx(score_vectors(eight, found), abs=1e-12)
 
 
 def test_similarity_is_spearmans_correlation_with_the_cosine(embedder, tmp_path, capsys):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,6 +14,8 @@ from bert_jax.config import (
     ComputeConfig,
     DataConfig,
     EmbeddingConfig,
+    EvaluationConfig,
+    HookConfig,
     InfoNCE,
     ModelConfig,
     OptimizerConfig,
@@ -25,9 +28,13 @@ from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
 from bert_jax.model import bert
+from bert_jax.model.flops import encoder_flops
 from bert_jax.objectives.contrastive import CONTRASTIVE, pair_sums
+from bert_jax.pretrained.load import load_checkpoint
+from bert_jax.tasks.vector_scores import RetrievalHook
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import lower_train_step, train_step
+from bert_jax.workdir import log_reader
 from tests import tiny_corpus
 from tests.batches import mesh_of
 from tests.states import arrays_of, assert_same_bits
@@ -201,13 +208,35 @@ def test_the_section_needs_the_objective():
         validate(complete(config))
 
 
-def test_a_run_is_cut_and_resumes_with_the_same_bits(corpus, tmp_path, monkeypatch, capsys):
+@pytest.fixture(scope="module")
+def retrieval_set(tmp_path_factory):
+    """Each document is found by its first sentence."""
+    folder, found = tmp_path_factory.mktemp("beir"), tiny_corpus.documents(number=20)
+    tables = {"corpus": found, "queries": [text.split(".")[0] for text in found]}
+    for name, texts in tables.items():
+        rows = (json.dumps({"_id": f"{name}{n}", "text": t}) for n, t in enumerate(texts))
+        (folder / f"{name}.jsonl").write_text("\n".join(rows))
+    judged = "".join(f"queries{n}\tcorpus{n}\t1\n" for n in range(len(found)))
+    (folder / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}")
+    return folder
+
+
+def test_a_run_is_cut_and_resumes_with_the_same_bits(
+    corpus, retrieval_set, tmp_path, monkeypatch, capsys
+):
+    """It is scored on a retrieval set as it goes: with the scores of its checkpoints."""
     tiny = tiny_corpus.tiny_config()
     config = config_of(
         name="vectors",
         model=dataclasses.replace(MODEL, vocab_size=240),
         phases=(PhaseConfig(sequence_length=32, steps=8, global_batch_size=8),),
-        evaluation=dataclasses.replace(tiny.evaluation, num_examples=12, batch_size=8),
+        evaluation=dataclasses.replace(
+            tiny.evaluation, every_steps=2, num_examples=12, batch_size=8
+        ),
+        hooks=(
+            HookConfig.of_kind("retrieval")(source=str(retrieval_set), share=0.9),
+            HookConfig.of_kind("best_checkpoint")(figure="nDCG@10"),
+        ),
         checkpoint=dataclasses.replace(tiny.checkpoint, every_steps=4),
     )
     path = tiny_corpus.write_config(tmp_path / "vectors.json", config)
@@ -230,3 +259,55 @@ def test_a_run_is_cut_and_resumes_with_the_same_bits(corpus, tmp_path, monkeypat
     assert main(["evaluate", "--json", str(whole), "--corpus", str(corpus)]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert 0 < figures["contrastive_loss"] < 20 and 0 <= figures["contrastive_accuracy"] <= 1
+
+    split = f"retrieval/{retrieval_set.name}"
+    rows, again = (
+        [row for row in log_reader.read_rows(run) if row.get("split") == split]
+        for run in (whole, cut)
+    )
+    figures = ("step", "nDCG@10", "MRR@10", "recall@10", "recall@100")
+    assert [[row[n] for n in figures] for row in rows] == [
+        [row[n] for n in figures] for row in again
+    ]
+    found = {}
+    for devices in (1, 8):
+        checkpoint = load_checkpoint(whole, mesh=(mesh := mesh_of(devices)))
+        hook = RetrievalHook(source=str(retrieval_set), share=0.9)
+        job = SimpleNamespace(
+            config=config, mesh=mesh, begins_trained=True, tokenizer=corpus / "tokenizer"
+        )
+        hook.prepare(job, whole)
+        hook.begin(SimpleNamespace(job=job), 0, [])
+        found[devices] = hook.evaluate(8, checkpoint.params, cut_short=lambda: False)
+        assert hook.evaluate(8, checkpoint.params, cut_short=lambda: True) is None
+        assert found[devices] == {
+            split: pytest.approx({n: rows[-1][n] for n in figures[1:]}, abs=1e-12)
+        }
+    assert main(["evaluate", "--json", str(whole), "--retrieval", str(retrieval_set)]) == 0
+    best = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert best["nDCG@10"] == pytest.approx(rows[-1]["nDCG@10"], abs=1e-12)
+
+
+def test_scores_during_a_run_keep_to_their_share_of_the_flops(retrieval_set, corpus, capsys):
+    config = config_of(
+        model=dataclasses.replace(MODEL, vocab_size=240),
+        phases=(PhaseConfig(sequence_length=32, steps=80, global_batch_size=16),),
+        evaluation=EvaluationConfig(every_steps=5),
+    )
+    training = 3 * 80 * 16 * encoder_flops(config.model, length=32)
+    run, steps = SimpleNamespace(job=SimpleNamespace(config=config, mesh=mesh_of(1))), {}
+    job = run.job
+    job.begins_trained, job.tokenizer = True, corpus / "tokenizer"
+    for share in (1.0, 0.1, 1e-9):
+        hook = RetrievalHook(source=str(retrieval_set), share=share)
+        hook.prepare(job, corpus)
+        hook.begin(run, 0, [])
+        steps[share] = sorted(hook._steps)
+        lengths = [n for parts in hook._encoded for part in parts for n in part.rows.lengths]
+        cost = sum(encoder_flops(config.model, length=int(n)) for n in lengths)
+        assert share < 0.1 or len(steps[share]) * cost <= share * training
+    assert steps[1.0] == [*range(0, 81, 5)] and steps[1e-9] == [80]
+    assert 1 < len(steps[0.1]) < 17 and steps[0.1][-1] == 80
+    assert "evaluated at the end only" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="`source` is missing"):
+        RetrievalHook(source="", share=0.1).prepare(job, corpus)

@@ -24,6 +24,7 @@ from bert_jax.tasks.predict import Predictor
 from bert_jax.tasks.sweep import _config
 from bert_jax.tasks.task import Sources, task_of
 from bert_jax.tasks.task_data import load_task
+from bert_jax.workdir import log_reader
 from tests import tiny_tasks
 
 _FAST = ["--max-length", "16", "--batch-size", "8", "--learning-rate", "2e-3", "--epochs", "6"]
@@ -94,9 +95,16 @@ def test_pairs_are_learned_scored_and_exported_with_their_prompts(encoder, tmp_p
     options = [*_PAIRS, "--train", train, "--dev", dev]
     options += ["--text-column", "n", "--query-prompt", "who ", "--document-prompt", "a "]
     options += ["--set", "embedding.dims=[16]", "--set", "optimizer.gradient_accumulation_steps=2"]
+    rated = [{"sentence1": r["q"], "sentence2": r["d"], "score": n} for n, r in enumerate(rows)]
+    hook = {"kind": "similarity", "source": str(write(tmp_path / "rated.jsonl", rated)), "share": 1}
+    options += ["--set", f"hooks={json.dumps([hook])}"]
     assert finetune(encoder, tmp_path / "run", *options, "--json") == 0
-    scores = json.loads((tmp_path / "run/result.json").read_text())["scores"]["dev"]
-    assert scores["mrr@10"] > 0.7  # a query has one of five nouns; copies do not count
+    scores = json.loads((tmp_path / "run/result.json").read_text())["scores"]
+    assert list(scores) == ["dev"]
+    logged = log_reader.closing_rows(log_reader.read_rows(tmp_path / "run"))[1]
+    assert -1 <= logged["similarity/rated.jsonl"]["Spearman"] <= 1
+    scores = scores["dev"]
+    assert scores["MRR@10"] > 0.7  # a query has one of five nouns; copies do not count
 
     texts = tmp_path / "texts.txt"
     texts.write_text("where is the cat\nthe cat lives in rome .\n")

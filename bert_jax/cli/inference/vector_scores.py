@@ -2,7 +2,7 @@
 
 import importlib.util
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -54,32 +54,31 @@ def run(
         raise UsageError("give --text-column twice, with the columns of the two texts")
     from bert_jax.data.tasks.retrieval_sets import read_retrieval_set
     from bert_jax.data.tasks.tables import read_rows
-    from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
-    from bert_jax.tasks.vector_scores import score_retrieval, score_similarity
+    from bert_jax.pretrained.load import load_checkpoint
+    from bert_jax.tasks.vector_scores import Retrieval, Similarity, VectorSet, score_vectors
 
-    def by_checkpoint(
-        score: Callable[[LoadedCheckpoint], Mapping[str, float]],
-    ) -> dict[str, Mapping[str, float]]:
+    def by_checkpoint(given: VectorSet) -> dict[str, Mapping[str, float]]:
         patterns = options.ignore_unexpected
         return {
-            str(each): score(
-                load_checkpoint(each, allow_missing_heads=True, ignore_unexpected=patterns)
+            str(each): score_vectors(
+                load_checkpoint(each, allow_missing_heads=True, ignore_unexpected=patterns),
+                given,
+                length=length,
             )
             for each in checkpoints
         }
 
     if options.retrieval is not None:
-        given = read_retrieval_set(options.retrieval)
-        found = by_checkpoint(lambda each: score_retrieval(each, given, length=length))
+        retrieval = Retrieval(read_retrieval_set(options.retrieval))
+        found = by_checkpoint(retrieval)
         if importlib.util.find_spec(BM25):
-            found["BM25"] = score_retrieval(None, given)
+            found["BM25"] = retrieval.bm25()
         else:
             note(f"for BM25 in the table: {install_command(BM25)}")
         _print(str(options.retrieval), found, as_json=as_json)
     if options.similarity is not None:
         rows = read_rows(options.similarity, text_columns=columns, label_column=options.label)
-        found = by_checkpoint(lambda each: score_similarity(each, rows, length=length))
-        _print(options.similarity, found, as_json=as_json)
+        _print(options.similarity, by_checkpoint(Similarity(rows)), as_json=as_json)
 
 
 def _print(name: str, found: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
