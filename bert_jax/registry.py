@@ -278,8 +278,7 @@ HOOKS = Registry(
         "expected_curves": "bert_jax_lab.reference_curves.hook:ExpectedCurves",
         "best_checkpoint": "bert_jax.training.held_out_hooks:BestCheckpoint",
         "early_stopping": "bert_jax.training.held_out_hooks:EarlyStopping",
-        "retrieval": "bert_jax.tasks.vector_scores:RetrievalHook",
-        "similarity": "bert_jax.tasks.vector_scores:SimilarityHook",
+        "vector_scores": "bert_jax.tasks.vector_scores:VectorScores",
     },
     subclass_of="bert_jax.training.hooks:Hook",
 )

@@ -1,8 +1,10 @@
 """How well the vectors of a model find documents, and agree with people about similar texts: of a
-checkpoint, and at the evaluations of a run (the hooks `retrieval` and `similarity`).
+checkpoint, and at the evaluations of a run (the hook `vector_scores`).
 """
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,9 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.config import HookConfig, ModelConfig, TrainConfig
+from bert_jax.config import HookConfig, ModelConfig
 from bert_jax.config.fields import Share, section, setting
-from bert_jax.data.sources.stream import HELD_OUT, SourceOptions
 from bert_jax.data.tasks.retrieval_sets import RetrievalSet, read_retrieval_set
 from bert_jax.data.tasks.tables import TextRow, read_rows
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
@@ -105,68 +106,72 @@ def score_vectors(
     return given.score(*vectors, mesh=checkpoint.mesh)
 
 
+def read_sets(
+    retrieval: str, similarity: str, *, text: Sequence[str] = (), label: str = "score"
+) -> dict[str, VectorSet]:
+    """Returns the named sets: a folder, and a table with the columns `text` of both texts
+    (sentence1 and sentence2) and the column `label` of the score. Raises UsageError.
+    """
+    found: dict[str, VectorSet] = {}
+    if retrieval:
+        found[f"retrieval/{Path(retrieval).name}"] = Retrieval(read_retrieval_set(Path(retrieval)))
+    if similarity:
+        columns = text or ("sentence1", "sentence2")
+        rows = read_rows(similarity, text_columns=columns, label_column=label)
+        found[f"similarity/{Path(similarity).name}"] = Similarity(rows)
+    return found
+
+
 # --- during a run ---------------------------------------------------------------------------------
 
 
 @section
-class VectorSetOptions(HookConfig):
-    """The options of hooks that score vectors."""
+class VectorScoresConfig(HookConfig, kind="vector_scores"):
+    """The options of `VectorScores`."""
 
-    source: str = setting("", "The set: a path, or an address for `similarity`.")
+    retrieval: str = setting("", "A retrieval set in the format of BEIR.")
+    similarity: str = setting("", "Pairs of texts with a score: a table or an address.")
+    text: tuple[str, ...] = setting((), "Columns of the two texts of `similarity`.")
+    label: str = setting("score", "Column of the score of `similarity`.")
     share: Share = setting(
         0.1,
-        "Largest share of the FLOPs of the run that the evaluations of the set take: some are left "
-        "out, but not the last one.",
+        "Largest share of the FLOPs of the run: some evaluations are left out, but not the last.",
     )
 
 
-@section
-class RetrievalOptions(VectorSetOptions, kind="retrieval"):
-    """The options of `RetrievalHook`."""
+class VectorScores(Hook):
+    """Scores the vectors of the run on a retrieval set, on similarity, or on both.
 
-
-@section
-class SimilarityOptions(VectorSetOptions, kind="similarity"):
-    """The options of `SimilarityHook`."""
-
-    text_columns: tuple[str, ...] = setting(("sentence1", "sentence2"), "Columns of both texts.")
-    label_column: str = setting("score", "Column of the score.")
-
-
-class VectorHook(Hook):
-    """Scores the vectors of the run at its evaluations, in its compute type, on all devices.
-
-    Evaluations are chosen by FLOPs, not by the clock, so that a resumed run has the same rows.
+    Uses the compute type and the devices of the run. Evaluations are chosen by FLOPs, not by the
+    clock, so that a resumed run has the same rows.
     """
 
-    # The beginning of the name of the split in the log.
-    what: str
+    figures = (*FIGURES, "Spearman")
 
-    def __init__(self, *, source: str, share: float):
-        self._source, self._share = source, share
+    def __init__(self, *, retrieval: str, similarity: str, share: float, **columns: Any):
+        self._named, self._columns, self._share = (retrieval, similarity), columns, share
         self._model: ModelConfig | None = None
 
-    def read(self) -> VectorSet:
-        """Returns the set. Raises UsageError."""
-        raise NotImplementedError
-
     def prepare(self, job: TrainingJob, directory: Path) -> None:
-        if not self._source:
-            raise UsageError("hooks: `source` is missing; name the set to evaluate")
-        self._set = self.read()
+        self._sets = read_sets(*self._named, **self._columns)
+        if not self._sets:
+            raise UsageError("hooks: vector_scores has neither `retrieval` nor `similarity`")
 
     def begin(self, run: Run, step: int, rows: Sequence[Row]) -> Stop | None:
         super().begin(run, step, rows)
-        config, tokenizer = run.job.config, load_tokenizer(run.job.tokenizer)
-        recipe = recipe_of_run(config) or EmbeddingRecipe()
-
-        def embedder(model: TrainConfig) -> Embedder:
-            size = config.evaluation.batch_size
-            return Embedder(model, recipe, tokenizer, mesh=run.job.mesh, batch_size=size)
-
-        self._embedder_of = embedder
-        self._embedder = embedder(config)
-        self._encoded = [[*self._embedder.encode(*texts)] for texts in self._set.texts]
+        config = run.job.config
+        self._embedder_of = functools.partial(
+            Embedder,
+            recipe=recipe_of_run(config) or EmbeddingRecipe(),
+            tokenizer=load_tokenizer(run.job.tokenizer),
+            mesh=run.job.mesh,
+            batch_size=config.evaluation.batch_size,
+        )
+        self._embedder = self._embedder_of(config)
+        self._encoded = {
+            name: [[*self._embedder.encode(*texts)] for texts in each.texts]
+            for name, each in self._sets.items()
+        }
         self._steps = self._chosen(run.job)
         return None
 
@@ -181,65 +186,27 @@ class VectorHook(Hook):
             * encoder_flops(config.model, length=phase.sequence_length)
             for phase in config.phases
         )  # fmt: skip
-        lengths = [
-            self._embedder.forward.padded_lengths(part.rows)
-            for parts in self._encoded
-            for part in parts
-        ]
-        each, counts = np.unique(np.concatenate(lengths), return_counts=True)
-        cost = sum(
-            count * encoder_flops(config.model, length=length)
-            for length, count in zip(each.tolist(), counts.tolist(), strict=True)
-        )
-        times = max(1, int(self._share * training / cost))
+        parts = (part for lists in self._encoded.values() for each in lists for part in each)
+        lengths = [self._embedder.forward.padded_lengths(part.rows) for part in parts]
+        counts = Counter(np.concatenate(lengths).tolist())
+        cost = sum(n * encoder_flops(config.model, length=each) for each, n in counts.items())
         if cost > self._share * training:
             note(
-                f"warning: hooks: one evaluation of {self._source} takes {cost / training:.0%} of "
-                "the FLOPs of the run; it is evaluated at the end only"
+                f"warning: hooks: one evaluation of {', '.join(self._sets)} takes "
+                f"{cost / training:.0%} of the FLOPs of the run; only the last step has one"
             )
+        times = max(1, int(self._share * training / cost))
         return {*sorted(steps)[:: -math.ceil(len(steps) / times)]}
 
     def evaluate(self, step: int, params: Any, *, cut_short: Callable[[], bool]) -> Scores | None:
         if step not in self._steps:
             return {}
-        config = self.run.job.config.at_step(step)
+        config, scores = self.run.job.config.at_step(step), {}
         if config.model != self._model:  # a phase may override the model
             self._model, self._embedder = config.model, self._embedder_of(config)
-        vectors: list[np.ndarray] = []
-        for parts in self._encoded:
-            found = self._embedder.vectors(params, parts, cut_short=cut_short)
-            if found is None:
+        for name, lists in self._encoded.items():
+            vectors = [self._embedder.vectors(params, x, cut_short=cut_short) for x in lists]
+            if any(each is None for each in vectors):
                 return None
-            vectors.append(found)
-        scores = self._set.score(*vectors, mesh=self.run.job.mesh, hidden=True)
-        return {f"{self.what}/{Path(self._source).name}": scores}
-
-
-class RetrievalHook(VectorHook):
-    """Scores the run on a retrieval set."""
-
-    what, figures = "retrieval", FIGURES
-
-    def read(self) -> VectorSet:
-        return Retrieval(read_retrieval_set(Path(self._source)))
-
-
-class SimilarityHook(VectorHook):
-    """Scores the run on pairs of texts with a similarity score."""
-
-    what, figures = "similarity", ("Spearman",)
-
-    def __init__(self, *, text_columns: Sequence[str], label_column: str, **options: Any):
-        super().__init__(**options)
-        self._columns, self._label = text_columns, label_column
-
-    def read(self) -> VectorSet:
-        reading = SourceOptions(splits=HELD_OUT)
-        return Similarity(
-            read_rows(
-                self._source,
-                text_columns=self._columns,
-                label_column=self._label,
-                reading=reading,
-            )
-        )
+            scores[name] = self._sets[name].score(*vectors, mesh=self.run.job.mesh, hidden=True)
+        return scores

@@ -31,7 +31,7 @@ from bert_jax.model import bert
 from bert_jax.model.flops import encoder_flops
 from bert_jax.objectives.contrastive import CONTRASTIVE, pair_sums
 from bert_jax.pretrained.load import load_checkpoint
-from bert_jax.tasks.vector_scores import RetrievalHook
+from bert_jax.tasks.vector_scores import VectorScores
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import lower_train_step, train_step
 from bert_jax.workdir import log_reader
@@ -234,7 +234,7 @@ def test_a_run_is_cut_and_resumes_with_the_same_bits(
             tiny.evaluation, every_steps=2, num_examples=12, batch_size=8
         ),
         hooks=(
-            HookConfig.of_kind("retrieval")(source=str(retrieval_set), share=0.9),
+            HookConfig.of_kind("vector_scores")(retrieval=str(retrieval_set), share=0.9),
             HookConfig.of_kind("best_checkpoint")(figure="nDCG@10"),
         ),
         checkpoint=dataclasses.replace(tiny.checkpoint, every_steps=4),
@@ -272,7 +272,7 @@ def test_a_run_is_cut_and_resumes_with_the_same_bits(
     found = {}
     for devices in (1, 8):
         checkpoint = load_checkpoint(whole, mesh=(mesh := mesh_of(devices)))
-        hook = RetrievalHook(source=str(retrieval_set), share=0.9)
+        hook = VectorScores(retrieval=str(retrieval_set), similarity="", share=0.9)
         job = SimpleNamespace(
             config=config, mesh=mesh, begins_trained=True, tokenizer=corpus / "tokenizer"
         )
@@ -299,15 +299,16 @@ def test_scores_during_a_run_keep_to_their_share_of_the_flops(retrieval_set, cor
     job = run.job
     job.begins_trained, job.tokenizer = True, corpus / "tokenizer"
     for share in (1.0, 0.1, 1e-9):
-        hook = RetrievalHook(source=str(retrieval_set), share=share)
+        hook = VectorScores(retrieval=str(retrieval_set), similarity="", share=share)
         hook.prepare(job, corpus)
         hook.begin(run, 0, [])
         steps[share] = sorted(hook._steps)
-        lengths = [n for parts in hook._encoded for part in parts for n in part.rows.lengths]
+        (lists,) = hook._encoded.values()
+        lengths = [n for parts in lists for part in parts for n in part.rows.lengths]
         cost = sum(encoder_flops(config.model, length=int(n)) for n in lengths)
         assert share < 0.1 or len(steps[share]) * cost <= share * training
     assert steps[1.0] == [*range(0, 81, 5)] and steps[1e-9] == [80]
     assert 1 < len(steps[0.1]) < 17 and steps[0.1][-1] == 80
-    assert "evaluated at the end only" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="`source` is missing"):
-        RetrievalHook(source="", share=0.1).prepare(job, corpus)
+    assert "only the last step has one" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="neither `retrieval` nor `similarity`"):
+        VectorScores(retrieval="", similarity="", share=0.1).prepare(job, corpus)

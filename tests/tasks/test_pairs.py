@@ -96,7 +96,8 @@ def test_pairs_are_learned_scored_and_exported_with_their_prompts(encoder, tmp_p
     options += ["--text-column", "n", "--query-prompt", "who ", "--document-prompt", "a "]
     options += ["--set", "embedding.dims=[16]", "--set", "optimizer.gradient_accumulation_steps=2"]
     rated = [{"sentence1": r["q"], "sentence2": r["d"], "score": n} for n, r in enumerate(rows)]
-    hook = {"kind": "similarity", "source": str(write(tmp_path / "rated.jsonl", rated)), "share": 1}
+    hook = {"kind": "vector_scores", "share": 1}
+    hook["similarity"] = str(write(tmp_path / "rated.jsonl", rated))
     options += ["--set", f"hooks={json.dumps([hook])}"]
     assert finetune(encoder, tmp_path / "run", *options, "--json") == 0
     scores = json.loads((tmp_path / "run/result.json").read_text())["scores"]

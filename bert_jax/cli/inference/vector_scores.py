@@ -49,36 +49,25 @@ def run(
     as_json: bool,
 ) -> None:
     """Prints a table for each set with a row for each checkpoint, or an object for each row."""
-    columns = options.text or ("sentence1", "sentence2")
-    if len(columns) != 2:
+    if len(options.text) not in (0, 2):
         raise UsageError("give --text-column twice, with the columns of the two texts")
-    from bert_jax.data.tasks.retrieval_sets import read_retrieval_set
-    from bert_jax.data.tasks.tables import read_rows
     from bert_jax.pretrained.load import load_checkpoint
-    from bert_jax.tasks.vector_scores import Retrieval, Similarity, VectorSet, score_vectors
+    from bert_jax.tasks.vector_scores import Retrieval, read_sets, score_vectors
 
-    def by_checkpoint(given: VectorSet) -> dict[str, Mapping[str, float]]:
-        patterns = options.ignore_unexpected
-        return {
-            str(each): score_vectors(
-                load_checkpoint(each, allow_missing_heads=True, ignore_unexpected=patterns),
-                given,
-                length=length,
+    named = [str(each or "") for each in (options.retrieval, options.similarity)]
+    sets = read_sets(*named, text=options.text, label=options.label)
+    for name, given in zip(filter(None, named), sets.values(), strict=True):
+        found: dict[str, Mapping[str, float]] = {}
+        for each in checkpoints:
+            checkpoint = load_checkpoint(
+                each, allow_missing_heads=True, ignore_unexpected=options.ignore_unexpected
             )
-            for each in checkpoints
-        }
-
-    if options.retrieval is not None:
-        retrieval = Retrieval(read_retrieval_set(options.retrieval))
-        found = by_checkpoint(retrieval)
-        if importlib.util.find_spec(BM25):
-            found["BM25"] = retrieval.bm25()
-        else:
+            found[str(each)] = score_vectors(checkpoint, given, length=length)
+        if isinstance(given, Retrieval) and importlib.util.find_spec(BM25):
+            found["BM25"] = given.bm25()
+        elif isinstance(given, Retrieval):
             note(f"for BM25 in the table: {install_command(BM25)}")
-        _print(str(options.retrieval), found, as_json=as_json)
-    if options.similarity is not None:
-        rows = read_rows(options.similarity, text_columns=columns, label_column=options.label)
-        _print(options.similarity, by_checkpoint(Similarity(rows)), as_json=as_json)
+        _print(name, found, as_json=as_json)
 
 
 def _print(name: str, found: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
