@@ -62,7 +62,10 @@ class Retrieval:
         self._ids = sorted(given.documents, reverse=True)  # the order of equal scores
         self.documents = [given.documents[id_] for id_ in self._ids]
         self.queries = [*given.queries.values()]
-        self.texts = ((self.documents, DOCUMENT_PROMPTS), (self.queries, QUERY_PROMPTS))
+        self.texts: Sequence[TextsAndPrompts] = (
+            (self.documents, DOCUMENT_PROMPTS),
+            (self.queries, QUERY_PROMPTS),
+        )
         self._k = DEEPEST + 1  # the query itself may be one
 
     def score(self, *vectors: np.ndarray, mesh: Mesh, hidden: bool = False) -> dict[str, float]:
@@ -90,7 +93,9 @@ class Similarity:
 
     def __init__(self, rows: Sequence[TextRow]):
         self._gold = np.array([number_of(row) for row in rows])
-        self.texts = (([text for row in rows for text in row.texts], ()),)
+        self.texts: Sequence[TextsAndPrompts] = (
+            ([text for row in rows for text in row.texts], ()),
+        )
 
     def score(self, *vectors: np.ndarray, mesh: Mesh, hidden: bool = False) -> dict[str, float]:
         (vectors_NW,) = vectors
