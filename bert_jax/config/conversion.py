@@ -1,8 +1,9 @@
 """Turns configs into JSON values and back, with errors that name the field."""
 
 import dataclasses
+import keyword
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -58,6 +59,9 @@ def _kind_of(value: Any, union: type[Kind], path: str, base: Any) -> tuple[type[
         return type(base), rest
     if name in union.table:
         return union.of_kind(name), rest
+    for option in rest:
+        if not option.isidentifier() or keyword.iskeyword(option):
+            raise UsageError(f"{join(path, brief(option)[1:-1])}: not the name of an option")
     options = {n: tuple(v) if isinstance(v, list) else v for n, v in rest.items()}
     return union.made(name, tuple(n for n in options if n not in fields_of(union))), options
 
@@ -132,6 +136,12 @@ def _hint(name: str, cls: Any) -> str:
         kinds = [k for k in cls.table.names() if name in fields_of(cls.of_kind(k))]
         if kinds:
             return f" It is an option of kind {' or '.join(kinds)}, not of {cls.kind}."
+    return nearest(name, names)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Returns what to write after an unknown name: the nearest of the names, or all of them."""
+    names = list(names)
     return did_you_mean(name, names, cutoff=0.5) or f" Fields here: {', '.join(names)}."
 
 
@@ -157,6 +167,15 @@ def leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any, OptionField
 def flatten(section: Any) -> dict[str, Any]:
     """Returns `{"model.hidden_size": 768, "phases.0.steps": ...}`, one item for each option."""
     return {path: value for path, value, _ in leaves(section)}
+
+
+def flat_values(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted path and the value of each leaf of nested JSON values."""
+    if isinstance(values, dict | list | tuple):
+        for name, value in values.items() if isinstance(values, dict) else enumerate(values):
+            yield from flat_values(value, join(path, str(name)))
+    else:
+        yield path, values
 
 
 def paths_of(section: Any, name: str) -> list[str]:

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from bert_jax import strict_json
 from bert_jax.config import TrainConfig
+from bert_jax.config.conversion import flat_values
 from bert_jax.config.resume import Change, differences
 from bert_jax.config.source_shares import shares
 from bert_jax.data.tasks.encode_rows import Batches, Features, rows_of_steps
@@ -357,16 +358,7 @@ def _changes(path: Path, facts: dict[str, Any]) -> list[Change]:
     old: dict[str, Any] = {name: stored.get(name) for name in facts}
     if is_same_place(str(old["init_from"]), facts["init_from"]):
         old["init_from"] = facts["init_from"]
-    return differences(*(dict(_flat({**values, "sources": None})) for values in (old, facts)))
-
-
-def _flat(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the dotted name and the value of each leaf of nested dicts and lists."""
-    if isinstance(values, dict | list | tuple):
-        for name, value in values.items() if isinstance(values, dict) else enumerate(values):
-            yield from _flat(value, f"{path}.{name}")
-    else:
-        yield path[1:], values
+    return differences(*(dict(flat_values({**values, "sources": None})) for values in (old, facts)))
 
 
 def _beginning(config: TrainConfig, source: LoadedCheckpoint) -> TrainState:

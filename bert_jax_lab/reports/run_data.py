@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax import config_loader
-from bert_jax.config import flatten
+from bert_jax.config.conversion import flat_values
 from bert_jax.workdir import goodput, log_reader, run_directory
 from bert_jax_lab.reference_curves import hook
 from bert_jax_lab.reference_curves.curve import Point
@@ -90,7 +90,7 @@ def read(directory: Path, *, name: str) -> dict[str, Any]:
         "corpus": {k: v for k, v in corpus.items() if k not in _PLACES},
         "task": task.get("name"),
         "init_from": Path(stored["init_from"]).name if stored.get("init_from") else None,
-        "config": flatten(config),
+        "config": dict(flat_values(config)),
     }
     return _plain(values)
 
