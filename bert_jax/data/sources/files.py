@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NoReturn
 
 from bert_jax.data.sources import address
 from bert_jax.data.sources.address import AnyFile, RemoteFile
@@ -21,7 +21,7 @@ _NAMED = 8
 _TRAIN = ("train", "training")
 _HELD_OUT = (("validation", "valid", "val", "dev", "eval"), ("test", "testing"))
 # A file of every corpus (data/corpus/store.py).
-_FIRST_SHARD = "/train/00000.tokens.npy"
+_FIRST_SHARD = ("train", "00000.tokens.npy")
 _WORD = re.compile(r"[a-z]+")
 _SPLITS = dict.fromkeys(_TRAIN, "train") | {name: kind[0] for kind in _HELD_OUT for name in kind}
 
@@ -68,7 +68,8 @@ def find_files(source: str, *, splits: str = TRAIN) -> tuple[list[AnyFile], list
         is_hidden = any(part.startswith(".") for part in _inside(file, folder).parts)
         is_read = not is_hidden and kind_of(file.name) is not None
         (found if is_read else left_out).append(file)
-    _refuse_corpus(left_out)
+        if not is_hidden and (*_inside(file, folder).parts, "")[-3:-1] == _FIRST_SHARD:
+            _refuse_corpus(file.parent.parent)
     if not found:
         seen = f": {describe(source, left_out)}" if left_out else ""
         raise UsageError(f"{source}: no {kinds()} file in this folder{seen}")
@@ -119,15 +120,12 @@ def _refuse_folder(error: OSError) -> None:
     raise UsageError(f"{error.filename}: {error.strerror}") from error
 
 
-def _refuse_corpus(left_out: Sequence[AnyFile]) -> None:
-    """Raises UsageError if the skipped files include a prepared corpus: its vocabulary is text."""
-    shard = next((file for file in left_out if str(file).endswith(_FIRST_SHARD)), None)
-    if shard is not None:
-        corpus = str(shard).removesuffix(_FIRST_SHARD)
-        raise UsageError(
-            f"{corpus} is a prepared corpus, not text: name the text that it was made from, or new "
-            f"text and `known` {corpus}"
-        )
+def _refuse_corpus(corpus: AnyFile) -> NoReturn:
+    """Raises UsageError for a prepared corpus: the only text in it is its vocabulary."""
+    raise UsageError(
+        f"{corpus} is a prepared corpus, not text: name the text that it was made from, or new "
+        f"text and `known` {corpus}"
+    )
 
 
 def _of_split(
