@@ -37,6 +37,11 @@ class HookConfig(Kind, table=HOOKS):
 
     free = True
 
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The metrics that the hook adds to an evaluation, the main one first."""
+        return ()
+
 
 @section
 class TrainConfig:

@@ -122,6 +122,10 @@ def read_sets(
         found[f"retrieval/{Path(retrieval).name}"] = Retrieval(read_retrieval_set(Path(retrieval)))
     if similarity:
         columns = text or ("sentence1", "sentence2")
+        if len(columns) != 2:
+            raise UsageError(
+                f"similarity {similarity}: `text` names {len(columns)} columns, not two"
+            )
         rows = read_rows(similarity, text_columns=columns, label_column=label)
         found[f"similarity/{Path(similarity).name}"] = Similarity(rows)
     return found
@@ -143,6 +147,10 @@ class VectorScoresConfig(HookConfig, kind="vector_scores"):
         "Largest share of the FLOPs of the run: some evaluations are left out, but not the last.",
     )
 
+    @property
+    def figures(self) -> tuple[str, ...]:
+        return (*(FIGURES if self.retrieval else ()), *(("Spearman",) if self.similarity else ()))
+
 
 class VectorScores(Hook):
     """Scores the vectors of the run on a retrieval set, on similarity, or on both.
@@ -150,8 +158,6 @@ class VectorScores(Hook):
     Uses the compute type and the devices of the run. Evaluations are chosen by FLOPs, not by the
     clock, so that a resumed run has the same rows.
     """
-
-    figures = (*FIGURES, "Spearman")
 
     def __init__(self, *, retrieval: str, similarity: str, share: float, **columns: Any):
         self._named, self._columns, self._share = (retrieval, similarity), columns, share

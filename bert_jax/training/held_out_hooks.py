@@ -59,7 +59,7 @@ class HeldOutFigure(Hook):
         """Selects the metric, by default the first of `known`, which the job has; the hooks of the
         config have others. Raises UsageError for an unknown name.
         """
-        known = [*known, *(name for hook in config.hooks for name in hook.entry().figures)]
+        known = [*known, *(name for hook in config.hooks for name in hook.figures)]
         self._figure = self._figure or known[0]
         if self._figure not in known:
             raise UsageError(

@@ -34,8 +34,6 @@ class Hook:
     """
 
     run: Run
-    # The metrics that `evaluate` returns, the main one first.
-    figures: Sequence[str] = ()
 
     def prepare(self, job: TrainingJob, directory: Path) -> None:
         """Checks the preconditions of the hook before anything is written."""

@@ -223,7 +223,9 @@ def _evaluate(loop: Loop, evaluation: Evaluation, state: TrainState) -> Scores:
     """
     step = loop.step
     # A hook compiles what it evaluates when it is first used.
-    may_compile = evaluation.compiles_on_the_way or any(hook.figures for hook in loop.hooks)
+    may_compile = evaluation.compiles_on_the_way or any(
+        hook.figures for hook in loop.job.config.hooks
+    )
     patience = COMPILE_PATIENCE if may_compile else 1.0
 
     def cut_short() -> bool:
