@@ -21,7 +21,7 @@ from bert_jax.inference.forward import Forward, in_float32
 from bert_jax.interchange import sentence_transformers
 from bert_jax.interchange.sentence_transformers import EmbeddingRecipe
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
-from bert_jax.progress import note_once
+from bert_jax.progress import Progress, note_once
 from bert_jax.workdir.run_directory import TOKENIZER
 
 _BATCH = 64
@@ -190,10 +190,20 @@ def vectors_of(
         config, mesh = in_float32(checkpoint.config), checkpoint.mesh
         forwards[key] = forward_of(config, mesh=mesh, layers=layers, pooling=recipe.pooling)
     encoder = {"encoder": checkpoint.params["encoder"]}
-    found = forwards[key](encoder, features, title="" if hidden else "embed")
     arrays = {}
-    if recipe.pooling == "none":
-        found = found[np.arange(found.shape[1]) < features.lengths[:, None]]
+    if recipe.pooling != "none":
+        found = forwards[key](encoder, features, title="" if hidden else "embed")
+    else:
+        # Cut batch by batch: the padding of all texts together may exceed the memory.
+        parts: list[np.ndarray] = []
+        done = 0
+        with Progress("embed", total=len(features), hidden=hidden) as progress:
+            for states in forwards[key].batches(encoder, features):
+                lengths = features.lengths[done : done + len(states)]
+                parts.append(states[np.arange(states.shape[1]) < lengths[:, None]])
+                done += len(states)
+                progress.advance(len(states))
+        found = np.concatenate(parts)
         arrays["offsets"] = np.concatenate([[0], np.cumsum(features.lengths)]).astype(np.int64)
     found = recipe.finished(found)[:, :dims]
     if dims is not None and normalize:
