@@ -91,7 +91,9 @@ def train(
         restoring = time.monotonic()
         state, resumed_from = _restore(job, setup)
         step = resumed_from or 0
-        rows = log_reader.set_aside_after(directory, step) if distributed.is_main() else []
+        # Without a checkpoint, the next process may have other data: it evaluates step 0 again.
+        kept_until = -1 if resumed_from is None else step
+        rows = log_reader.set_aside_after(directory, kept_until) if distributed.is_main() else []
         logger = _open_logs(config, setup, resumed_from, restoring=restoring, started=started)
         _introduce(job, state, resumed_from, setup.changes)
         kept = job.kept_steps()
