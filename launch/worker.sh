@@ -33,9 +33,10 @@ Description=bert-jax pretrain
 Wants=network-online.target
 After=network-online.target
 ConditionPathExists=!$PLACE/exit
-# A trainer that cannot start is not restarted for ever: boot.sh deletes an idle TPU.
+# A trainer that cannot start is not restarted for ever: boot.sh deletes an idle TPU. More starts than CRASHES, so that \`ended\`
+# decides about an unexpected error.
 StartLimitIntervalSec=3600
-StartLimitBurst=10
+StartLimitBurst=15
 [Service]
 User=$(id -un)
 WorkingDirectory=$PLACE
@@ -47,7 +48,7 @@ StandardError=append:$LOG
 # SIGTERM is only sent to the trainer, which saves and exits with 42.
 KillMode=mixed
 TimeoutStopSec=300
-RestartForceExitStatus=1 $RESTART SIGSEGV SIGBUS
+RestartForceExitStatus=1 $RESTART SIGSEGV SIGBUS SIGILL SIGFPE SIGTRAP SIGSYS
 RestartSec=30
 # The drivers of v5e, v5p and v6e lock memory.
 LimitMEMLOCK=infinity
