@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from bert_jax.config import PairLoss, TrainConfig
 from bert_jax.config.fields import Positive, section, setting
 from bert_jax.config_loader import load_config
-from bert_jax.model.sharding import on_every_device
+from bert_jax.model.sharding import on_every_device, over_batch
 from bert_jax.objectives.pair_losses import Texts
 from bert_jax.registry import PAIR_LOSSES
 
@@ -30,10 +30,13 @@ class Sigmoid(PairLoss, kind="sigmoid"):
         # Queries are divided over the devices; all devices have all M documents.
         queries_ND, documents_MD = texts.queries_ND, texts.all_documents_MD
         products_NM = jnp.einsum("nd,md->nm", queries_ND, documents_MD, precision="highest")
-        own_N = texts.own()[:, 0]
+        examples, count = texts.documents_NCD.shape[:2]
+        number_N = jax.lax.broadcasted_iota(jnp.int32, (examples,), 0, out_sharding=over_batch())
+        is_own_NM = number_N[:, None] * count == jnp.arange(examples * count)
+        own_N = jnp.sum(jnp.where(is_own_NM, products_NM, 0.0), axis=1)
         # Examples of weight 0 fill up the batch.
         is_there_N = on_every_device(texts.weights_N.astype(jnp.int32))
-        is_there_M = jnp.repeat(is_there_N, texts.documents_NCD.shape[1])
+        is_there_M = jnp.repeat(is_there_N, count)
         each_NM = jax.nn.softplus(products_NM / self.temperature + self.bias) * is_there_M
         # softplus(-x) of the own document is softplus(x) - x.
         loss_N = jnp.sum(each_NM, axis=1) - (own_N / self.temperature + self.bias)
