@@ -112,7 +112,7 @@ _FOREIGN: dict[tuple[str, ...], tuple[str, ...]] = {
     ("--do-train", "--do-eval"): (
         f"{_NOTHING}: pretrain and finetune train and evaluate, evaluate only evaluates",
     ),
-    ("--resume", "--resume-from-checkpoint"): (f"{_NOTHING}: it resumes the run in --workdir",),
+    ("--resume", "--resume-from-checkpoint"): (f"{_NOTHING}: a repeated command resumes",),
     ("--data", "--input", "--train-file", "--dataset-name"): (
         "--train X",
         "--source X",
@@ -204,7 +204,9 @@ class Parser(argparse.ArgumentParser):
                 if text == _WITHOUT and places & {"CHECKPOINT", "WORKDIR"}:
                     return f"there is no {option}: write {value or 'CHECKPOINT'} without {option}"
                 if text.split()[0] in known or not text.startswith(("--", "X")):
-                    return f"there is no {option}: write {re.sub(r'X$', value or 'X', text)}"
+                    *_, end = text  # X is at the end, if there is a value to repeat
+                    text = text[:-1] + value if end == "X" and value else text
+                    return f"there is no {option}: write {text}"
             if option[2:].upper() in places:
                 return f"there is no {option}: write {value or option[2:].upper()} without {option}"
             hint = did_you_mean(option, (name for name in known if name.startswith("--")))

@@ -105,8 +105,8 @@ def _fix(config: TrainConfig, smaller: TrainConfig | None) -> str:
     if smaller is not None:
         number = smaller.optimizer.gradient_accumulation_steps
         return (
-            f"let `fit_memory` choose (with `allow_change` {MICROBATCHES} if the run has a "
-            f"checkpoint), or set {MICROBATCHES}={number}"
+            f"let `fit_memory` choose (pretrain: with `allow_change` {MICROBATCHES} if the run has "
+            f"a checkpoint), or set {MICROBATCHES}={number}"
         )
     more = "" if config.compute.remat == "full" else "set compute.remat=full, or "
     return f"{more}use a smaller batch or model, more devices or more memory"
@@ -213,8 +213,8 @@ def _as_begun(config: TrainConfig, directory: Path, mesh: Mesh) -> TrainConfig |
             note(f"`fit_memory`: the settings of this run ({kept}) do not divide over these "
                  "devices; choosing new ones")  # fmt: skip
             return None
-    note(f"`fit_memory`: keeping the settings of this run: {kept} (`allow_change` "
-         f"{MICROBATCHES} chooses again)")  # fmt: skip
+    note(f"`fit_memory`: keeping the settings of this run: {kept} (pretrain chooses again "
+         f"with `allow_change` {MICROBATCHES})")  # fmt: skip
     return begun
 
 

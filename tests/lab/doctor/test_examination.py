@@ -243,10 +243,19 @@ def compiles_for_ever(place: Place) -> None:
     place.given["seconds"] = 0.0
 
 
+def save_steps(place: Place, *steps: int) -> None:
+    zero, some = jax.numpy.zeros((), "int32"), jax.numpy.ones(8)
+    saver = Checkpoints(place.workdir, CheckpointConfig(keep_last=3))
+    for step in steps:
+        saver.save(TrainState(zero, {"a": some}, {"a": some}, some), step=step)
+    saver.close()
+
+
 def another_run(place: Place) -> None:
     place.workdir.mkdir(parents=True)
     other = dataclasses.replace(_CONFIG, seed=5)
     run_directory.create(place.workdir, other, open_corpus(place.corpus), init_from=None)
+    save_steps(place, 10)
 
 
 def something_else(place: Place) -> None:
@@ -257,11 +266,7 @@ def something_else(place: Place) -> None:
 def damaged_step(place: Place) -> None:
     """Saves two steps and damages the second."""
     place.workdir.mkdir(parents=True)
-    zero, some = jax.numpy.zeros((), "int32"), jax.numpy.ones(8)
-    saver = Checkpoints(place.workdir, CheckpointConfig(keep_last=3))
-    for step in (10, 20):
-        saver.save(TrainState(zero, {"a": some}, {"a": some}, some), step=step)
-    saver.close()
+    save_steps(place, 10, 20)
     files = (place.workdir / "checkpoints" / "20").rglob("*")
     victim = max((f for f in files if f.is_file()), key=lambda f: (len(f.parts), str(f)))
     victim.write_bytes(b"x" + victim.read_bytes()[1:])
