@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bert_jax.config import PhaseConfig, TrainConfig, to_dict
-from bert_jax.config.conversion import nearest
 from bert_jax.data.corpus.store import read_manifest
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, did_you_mean
 from bert_jax.registry import OBJECTIVES, PROBES
 from bert_jax_lab.studies import corpus_tasks
 from bert_jax_lab.studies.study import PROBED, Study, StudyTask, config_of, overrides_of
@@ -243,7 +242,7 @@ def _require_columns(study: Study, configs: Sequence[TrainConfig]) -> None:
         if column not in known:
             raise UsageError(
                 f"study {study.name}: columns has {column!r}, which is not a metric of any "
-                f"variant's objective.{nearest(column, known)}"
+                f"variant's objective.{did_you_mean(column, known)}"
             )
 
 

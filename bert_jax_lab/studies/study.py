@@ -14,8 +14,7 @@ import msgspec
 
 from bert_jax import config_loader
 from bert_jax.config import TrainConfig
-from bert_jax.config.conversion import nearest
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, did_you_mean
 from bert_jax.registry import PROBES
 
 # The name of the run of the probes, which no task may have.
@@ -117,7 +116,7 @@ def load_study(name_or_path: str, *, scale: str = "study") -> Study:
         if name_or_path not in shipped_names():
             raise UsageError(
                 f"study {name_or_path!r} is neither a file ending in .py nor a shipped study."
-                + nearest(name_or_path, shipped_names())
+                + did_you_mean(name_or_path, shipped_names())
             )
         path = study_directory() / f"{name_or_path}.py"
     function = config_loader.execute(path).get(scale)
