@@ -60,7 +60,6 @@ def run(options: DoctorOptions) -> int:
         Arguments(
             config=options.config,
             overrides=options.changes(),
-            expecting=options.expecting,
             corpus=corpora(options.corpus),
             workdir=options.workdir,
             topology=options.topology,

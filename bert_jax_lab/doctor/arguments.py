@@ -1,10 +1,9 @@
 """The doctor's arguments: the arguments of the run that it checks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.config import TrainConfig
 from bert_jax.runtime.distributed import Connection
 
 
@@ -14,8 +13,6 @@ class Arguments:
 
     config: str | None = None
     overrides: Sequence[str] = ()
-    # Adds the hook of `expect` to a config.
-    expecting: Callable[[TrainConfig], TrainConfig] = lambda config: config
     corpus: Path | Mapping[str, Path] | None = None
     workdir: Path | str | None = None
     topology: str | None = None

@@ -26,7 +26,6 @@ def config(arguments: Arguments) -> tuple[Finding, TrainConfig]:
     found = config_loader.load_config(
         arguments.config, list(arguments.overrides), checked=arguments.init_from is None
     )
-    found = arguments.expecting(found)
     for hook in named_hooks(found):
         if isinstance(hook, HeldOutFigure):
             hook.choose(OBJECTIVES[found.objective].watched(), found)

@@ -28,7 +28,7 @@ class ExpectedCurvesOptions(HookConfig, kind="expected_curves"):
     """The options of `ExpectedCurves`."""
 
     expect: str = setting(
-        "", "The reference: a workdir or a JSON file; empty for the reference of the demo."
+        "", "The reference: the workdir of a finished run; empty for the reference of the demo."
     )
 
 
@@ -36,8 +36,8 @@ class ExpectedCurves(Hook):
     """Watches the masked-LM losses of a run; does nothing for other tasks."""
 
     def __init__(self, *, expect: str = ""):
-        """`expect` is a reference: a workdir or a JSON file (reference.py). "" means the reference
-        of the demo for runs of the demo's config, and no reference for other runs.
+        """`expect` is the workdir of a reference; "" means the reference of the demo for runs of
+        the demo's config, and no reference for other runs.
         """
         self._expect = expect
         self._reference: Reference | None = None
@@ -80,7 +80,7 @@ class ExpectedCurves(Hook):
         found = reference.read(self._expect) if self._expect else reference.demo()
         difference = found.difference(config, entropy)
         if difference and self._expect:
-            raise UsageError(f"`expect` {self._expect} is not comparable: {difference}")
+            raise UsageError(f"hooks: expect {self._expect} is not comparable: {difference}")
         return None if difference else found
 
     def begin(self, run: Run, step: int, rows: Sequence[Row]) -> Stop | None:
@@ -111,20 +111,10 @@ class ExpectedCurves(Hook):
             "warnings": [text for at, text in log_reader.unexpected(events) if at <= step]
         }
         if self._reference is not None:
-            for _, low, high in points(self._reference, self.run.job.config, [step]):
+            shift = self._reference.shift_for(self.run.job.config)
+            for _, low, high in band(self._reference.validation, [step], shift=shift):
                 found |= {"mlm_loss": [low, high], "from": self._reference.described}
         return {"expected": found}
-
-
-def points(
-    found: Reference, config: TrainConfig, steps: Sequence[int] | None = None
-) -> list[Point]:
-    """Returns the expected validation losses of a run: `(step, low, high)`, by default at 60 steps
-    over the whole run.
-    """
-    total = config.total_steps
-    steps = steps or sorted({round(total * i / _DRAWN) for i in range(1, _DRAWN + 1)})
-    return band(found.validation, steps, shift=found.shift_for(config))
 
 
 def expected(config: TrainConfig, entropy: float) -> tuple[str, list[Point]]:
@@ -138,5 +128,8 @@ def expected(config: TrainConfig, entropy: float) -> tuple[str, list[Point]]:
             except UsageError:  # the reference is on another machine
                 continue
             if found is not None:
-                return found.described, points(found, config)
+                steps = sorted(
+                    {round(config.total_steps * i / _DRAWN) for i in range(1, _DRAWN + 1)}
+                )
+                return found.described, band(found.validation, steps, shift=found.shift_for(config))
     return "", []

@@ -1,18 +1,17 @@
 """Reference runs: finished runs with which the losses of a run are compared.
 
-A reference is a workdir, or a JSON file with the curves of several runs of one config. demo.json
-has three seeds of the demo's config (tests/golden/make_expected_curves.py).
+A reference is a workdir, or demo.json, which has three seeds of the demo's config
+(tests/golden/make_expected_curves.py).
 """
 
 import functools
 import importlib.resources
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bert_jax import config_loader, strict_json
-from bert_jax.config import TrainConfig, flatten, to_dict
+from bert_jax.config import TrainConfig, flatten
+from bert_jax.config.resume import Change, differences
 from bert_jax.config_checks import complete
 from bert_jax.errors import UsageError
 from bert_jax.workdir import location, log_reader
@@ -63,7 +62,7 @@ class Reference:
 
     def difference(self, config: TrainConfig, entropy: float) -> str:
         """Returns why the losses of a run are not comparable; "" if they are comparable."""
-        for name, (value, there) in self._differing(config).items():
+        for name, there, value in self._differing(config):
             if name.startswith(_DECISIVE) and not name.startswith((*_TUNED, *_NEITHER)):
                 return f"{name} is {value}, but {there} in the reference"
         if abs(entropy - self.entropy) > _ENTROPY:
@@ -72,30 +71,37 @@ class Reference:
 
     def shift_for(self, config: TrainConfig) -> float:
         """Returns the factor by which a run may be faster or slower than the reference."""
-        names = self._differing(config)
+        names = [name for name, _, _ in self._differing(config)]
         is_rough = any(n.startswith(_TUNED) and not n.startswith(_NEITHER) for n in names)
         return _ROUGH_SHIFT if is_rough else curve.SHIFT
 
-    def _differing(self, config: TrainConfig) -> dict[str, tuple[Any, Any]]:
-        """Returns the fields in which a config differs, with its value and the reference's."""
-        mine, theirs = flatten(complete(config)), flatten(self.config)
-        pairs = {name: (mine.get(name), theirs.get(name)) for name in {**mine, **theirs}}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    def _differing(self, config: TrainConfig) -> list[Change]:
+        """Returns the fields in which a config differs from the reference."""
+        return differences(flatten(self.config), flatten(complete(config)))
 
 
-def read(source: Path | str) -> Reference:
-    """Returns the reference in a workdir, or in a JSON file.
+def read(workdir: Path | str) -> Reference:
+    """Returns the reference in a workdir.
 
-    Raises UsageError that names the source if it is neither, or has no masked-LM loss.
+    Raises UsageError for a directory without a run, or without a masked-LM loss.
     """
-    if Path(source).is_file():
-        values = strict_json.load_object(Path(source))
-    else:
-        values = of_runs([location.opened(source).path])
+    directory = location.opened(workdir).path
     try:
-        return _parsed(values, config_loader.config_in(values, source))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"`expect` {source} has no curves: {error!r}") from error
+        stored = strict_json.load_object(directory / CONFIG)
+    except OSError as error:
+        raise UsageError(f"hooks: expect {workdir} has no run: {error.strerror}") from error
+    config = config_loader.config_in(stored, directory)
+    rows = log_reader.read_rows(directory)
+    training, validation = curve.training(rows, config.total_steps), curve.validation(rows)
+    entropy = (stored.get("corpus") or {}).get("unigram_entropy_nats")
+    if entropy is None or not (training.steps or validation.steps):
+        raise UsageError(f"hooks: expect {workdir}: the log has no masked-LM loss")
+    return Reference(
+        config=complete(config),
+        entropy=float(entropy),
+        training=(training,) if training.steps else (),
+        validation=(validation,) if validation.steps else (),
+    )
 
 
 @functools.cache
@@ -103,41 +109,13 @@ def demo() -> Reference:
     """Returns the reference of the demo's config."""
     file = importlib.resources.files("bert_jax_lab.reference_curves").joinpath("demo.json")
     values = strict_json.parse(file.read_text(encoding="utf-8"))
-    return _parsed(values, config_loader.load_config(values["config"]))
 
-
-def of_runs(directories: Sequence[Path]) -> dict[str, Any]:
-    """Returns the content of a JSON file with the curves of finished runs of one config.
-
-    Raises UsageError for a directory without a run, or without a masked-LM loss.
-    """
-    try:
-        stored = strict_json.load_object(directories[0] / CONFIG)
-    except OSError as error:
-        raise UsageError(f"`expect` {directories[0]} has no run: {error.strerror}") from error
-    config = config_loader.config_in(stored, directories[0])
-    runs = []
-    for directory in directories:
-        rows = log_reader.read_rows(directory)
-        found = {
-            "training": curve.training(rows, config.total_steps),
-            "validation": curve.validation(rows),
-        }
-        if not any(each.steps for each in found.values()):
-            raise UsageError(f"`expect` {directory}: the log has no masked-LM loss")
-        runs.append({name: vars(each) for name, each in found.items()})
-    entropy = (stored.get("corpus") or {}).get("unigram_entropy_nats")
-    return {"config": to_dict(config), "unigram_entropy_nats": entropy, "runs": runs}
-
-
-def _parsed(values: Mapping[str, Any], config: TrainConfig) -> Reference:
     def curves(name: str) -> tuple[Curve, ...]:
-        found = [run[name] for run in values["runs"] if run[name]["steps"]]
-        return tuple(Curve(tuple(c["steps"]), tuple(c["losses"])) for c in found)
+        return tuple(Curve(**{k: tuple(v) for k, v in run[name].items()}) for run in values["runs"])
 
     return Reference(
-        config=complete(config),
-        entropy=float(values["unigram_entropy_nats"]),
+        config=complete(config_loader.load_config(values["config"])),
+        entropy=values["unigram_entropy_nats"],
         training=curves("training"),
         validation=curves("validation"),
     )

@@ -25,10 +25,14 @@ def make(workdir: Path) -> None:
     for seed, directory in zip(SEEDS, runs, strict=True):
         words = ["pretrain", CONFIG, "--corpus", str(corpus), "--workdir", str(directory)]
         run(*words, "--set", f"seed={seed}", "--set", "log_every_steps=1", "--set", "hooks=[]")
-    values = reference.of_runs(runs) | {"config": CONFIG}
-    for each in values["runs"]:
-        for curve in each.values():
-            curve["losses"] = [round(loss, 4) for loss in curve["losses"]]
+    found = [reference.read(directory) for directory in runs]
+    curves = [
+        {"training": vars(each.training[0]), "validation": vars(each.validation[0])}
+        for each in found
+    ]
+    for curve in (curve for each in curves for curve in each.values()):
+        curve["losses"] = [round(loss, 4) for loss in curve["losses"]]
+    values = {"config": CONFIG, "unigram_entropy_nats": found[0].entropy, "runs": curves}
     target = ROOT / "bert_jax_lab/reference_curves/demo.json"
     target.write_text(json.dumps(values) + "\n", encoding="utf-8")
 

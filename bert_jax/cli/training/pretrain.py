@@ -9,11 +9,10 @@ examples:
   bert-jax pretrain bert_small_cpu --corpus runs/corpus --workdir runs/b --optimizer.kind muon
 """
 
-import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from bert_jax import config_loader
 from bert_jax.cli.closing import COLUMNS, figure_rows
@@ -25,14 +24,10 @@ from bert_jax.cli.options import (
     require_place_for,
 )
 from bert_jax.cli.output import table
-from bert_jax.config import HookConfig, TrainConfig
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 from bert_jax.progress import note
-from bert_jax.registry import HOOKS
 from bert_jax.runtime.stop import Start
-
-_EXPECTED_CURVES = "expected_curves"
 
 
 @section
@@ -79,11 +74,6 @@ class PretrainOptions(WithConfig, TrainingOptions):
         "FIELD: resume although this field (for example `optimizer.learning_rate` or corpus) or "
         "section (for example phases) differs from the workdir; repeat for several",
     )
-    expect: Annotated[Address | None, "--compare-with"] = setting(
-        None,
-        "FILE|RUN: a finished run, or a file with its curves: log a warning if the losses of this "
-        "run differ from it",
-    )
     json: bool = setting(False, "print the final metrics as JSON in place of the table")
     profile_steps: str | None = setting(
         None, "A:B: write a trace of steps A to B to WORKDIR/profile, for TensorBoard or Perfetto"
@@ -100,16 +90,6 @@ class PretrainOptions(WithConfig, TrainingOptions):
         short = [f"{field}={value}" for field, value in chosen.items() if value is not None]
         return [*short, *TrainingOptions.changes(self)]
 
-    def expecting(self, config: TrainConfig) -> TrainConfig:
-        """Returns the config with the hook that --compare-with asks for."""
-        if self.expect is None:
-            return config
-        if _EXPECTED_CURVES not in HOOKS:
-            raise UsageError(f"--compare-with: hook {HOOKS.problem(_EXPECTED_CURVES)}")
-        others = [hook for hook in config.hooks if hook.kind != _EXPECTED_CURVES]
-        hook = HookConfig.of_kind(_EXPECTED_CURVES)(expect=str(self.expect))
-        return dataclasses.replace(config, hooks=(*others, hook))
-
 
 def run(options: PretrainOptions) -> None:
     started = time.monotonic()
@@ -121,7 +101,6 @@ def run(options: PretrainOptions) -> None:
         resolved = config_loader.load_config(
             options.config, options.changes(), checked=options.init_from is None
         )
-        resolved = options.expecting(resolved)
         profile = _step_range(options.profile_steps)
         start.connect()
         from bert_jax.runtime import distributed

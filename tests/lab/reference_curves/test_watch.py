@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import random
+import shutil
 from typing import Any
 
 import numpy as np
@@ -220,19 +221,17 @@ def test_a_run_is_compared_with_the_reference_in_expect(tmp_path, trained, corpu
     )
     tiny_corpus.write_config(config, run)
     command = ["pretrain", str(config), "--corpus", str(corpus), "--workdir", str(workdir)]
-    assert main([*command, "--compare-with", str(trained)]) == 2
+    command += ["--set", 'hooks=["expected_curves"]', "--set"]
+    assert main([*command, f"hooks.0.expect={trained}"]) == 2
     assert "model.num_hidden_layers is 1, but 2" in capsys.readouterr().err
-    assert main([*command, "--compare-with", str(tmp_path)]) == 2
+    assert main([*command, f"hooks.0.expect={tmp_path}"]) == 2
     assert "has no run" in capsys.readouterr().err
     assert not workdir.exists()
 
-    # A file with the curves is also a reference.
-    file = tmp_path / "curves.json"
-    curves = reference.of_runs([trained])
-    file.write_text(json.dumps(curves))
-    assert reference.read(file) == reference.read(trained)
-    file.write_text(json.dumps(curves | {"config": to_dict(run)}))
-    named = [*command, "--compare-with", str(file), "--set", "optimizer.learning_rate=1e-7"]
+    earlier = shutil.copytree(trained, tmp_path / "earlier")
+    stored = json.loads((earlier / "config.json").read_text())
+    (earlier / "config.json").write_text(json.dumps(stored | {"config": to_dict(run)}))
+    named = [*command, f"hooks.0.expect={earlier}", "--set", "optimizer.learning_rate=1e-7"]
     assert main(named) == 0
     said, table = capsys.readouterr()[::-1]
     assert "warning: step" in said and "1 run of tiny had" in said
@@ -244,7 +243,7 @@ def test_a_run_is_compared_with_the_reference_in_expect(tmp_path, trained, corpu
     assert report["expected_from"] == "1 run of tiny" and report["expected"]
 
     # The same command resumes the run on a machine without the reference.
-    file.unlink()
+    shutil.rmtree(earlier)
     assert main(named) == 0
     assert "losses are not compared" in capsys.readouterr().err
 
