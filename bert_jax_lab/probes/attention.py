@@ -18,6 +18,7 @@ import numpy as np
 from bert_jax.config import HeadConfig
 from bert_jax.config.model import SelfAttentionOptions
 from bert_jax.data.sources.document import whole_characters
+from bert_jax.data.tasks.encode_rows import RowArrays, arrays_of
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.data.tokenizer.words import readable
@@ -28,6 +29,8 @@ from bert_jax.model.attention.plain import plain
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.registry import SCORES
 from bert_jax.training import device_feed
+
+_INPUTS = ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,24 +220,24 @@ class AttentionProbe:
         for number, ids in enumerate(encoded, 1):
             if not ids:
                 raise UsageError(f"text {number} has no words; write some")
+        first, *others = ([special.cls, *ids, special.sep] for ids in encoded)
         if packed:
-            sequences = [[([special.cls, *ids, special.sep], 0)] for ids in encoded]
+            lengths = np.array([[len(ids) + 2 for ids in encoded]])
+            first, second = [*first, *(id_ for ids in others for id_ in ids)], []
         else:
-            first, *second = encoded
-            between = [special.sep] * (separators - 1 if second else 0)
-            sequences = [[([special.cls, *first, special.sep, *between], 0)]]
-            sequences[0] += [([*ids, special.sep], 1) for ids in second]
-        columns: list[tuple[int, int, int, int]] = []
+            lengths, second = None, [id_ for ids in others for id_ in ids[1:]]
+            first += [special.sep] * (separators - 1) if second else []
+        length, limit = len(first) + len(second), self._source.config.model.max_position_embeddings
+        if length > limit:
+            raise UsageError(
+                f"the text has {length} tokens, the model {limit} positions; shorten it"
+            )
+        note_unknown_ids(np.array(first + second), special)
+        arrays = RowArrays(1, length, self._tokenizer)
+        arrays.put(0, first, second)
+        features = dataclasses.replace(arrays.features(), text_lengths=lengths)
+        row = {name: x[0] for name, x in arrays_of(features, np.arange(1), length=length).items()}
         # A model such as RoBERTa has one token type, or none.
         last_type = max(0, self._source.config.model.type_vocab_size - 1)
-        for number, segments in enumerate(sequences, 1):
-            typed = [(id_, min(kind, last_type)) for ids, kind in segments for id_ in ids]
-            columns += [(id_, kind, place, number) for place, (id_, kind) in enumerate(typed)]
-        limit = self._source.config.model.max_position_embeddings
-        if len(columns) > limit:
-            raise UsageError(
-                f"the text has {len(columns)} tokens, the model {limit} positions; shorten it"
-            )
-        note_unknown_ids(np.array([id_ for id_, *_ in columns]), special)
-        names = ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
-        return dict(zip(names, np.array(columns, np.int32).T, strict=True))
+        row["token_type_ids"] = np.minimum(row["token_type_ids"], last_type)
+        return {name: row[name] for name in _INPUTS}

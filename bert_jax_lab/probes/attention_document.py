@@ -1,71 +1,31 @@
 """The attention to one row as a JSON object: in full, or compact for a page.
 
-Both have the same numbers. Queries, keys and the scores that positions add are stored once, exactly
-or in two bytes per number. All other numbers are computed from the stored numbers, here in NumPy
-and on the page by its script.
+Both have the same numbers. The compact form has queries, keys and the scores that positions add;
+the script of the page computes the other numbers from them.
 """
 
 import base64
-import dataclasses
 from typing import Any
 
 import numpy as np
 
 from bert_jax_lab.probes.attention import Attention, statistics
 
-# Larger arrays, in bytes, are stored as int16: a page for BERT-Base with 128 tokens has 6 MB
-# instead of 13 MB.
-_EXACT = 3_000_000
 # The decimals of numbers that are written as text.
 _DECIMALS = 6
-# The largest number of a vector in the two-byte format.
-_MOST = 32767
 
 
 class AttentionDocument:
-    """The attention to a row; `attention` contains the numbers as they are stored."""
+    """The attention to a row, and the statistics of its heads."""
 
     def __init__(self, attention: Attention, *, about: dict[str, Any]):
         """`about` is the beginning of both forms: plain values about the model and the texts."""
-        arrays = {"query": attention.query, "key": attention.key}
-        if attention.position is not None:
-            arrays["position"] = _once(attention.position)
-        is_exact = sum(array.nbytes for array in arrays.values()) <= _EXACT
-        self._arrays: dict[str, Any] = {}
-        decoded = {}
-        for name, array in arrays.items():
-            self._arrays[name], decoded[name] = stored(array, exact=is_exact)
-        self._seen = None
-        # Without a window, the sequence ids determine the mask.
-        ids = attention.sequence_ids
-        if (attention.seen != (ids[:, None] == ids[None, :])).any():
-            kinds = np.unique(attention.seen, axis=0)
-            self._seen = {
-                "kinds": [
-                    ["".join("01"[int(seen)] for seen in row) for row in kind] for kind in kinds
-                ],
-                "layers": [
-                    next(n for n, kind in enumerate(kinds) if np.array_equal(kind, layer))
-                    for layer in attention.seen
-                ],
-            }
-        if "position" in decoded:
-            assert attention.position is not None
-            decoded["position"] = np.broadcast_to(decoded["position"], attention.position.shape)
-        self.attention = dataclasses.replace(attention, **decoded)
+        self.attention = attention
         self.statistics = [
             {name: round(value, _DECIMALS) for name, value in head.items()}
-            for head in statistics(self.attention)
+            for head in statistics(attention)
         ]
         self._head = about | {
-            "stored_as": "float32" if is_exact else "int16",
-            # The largest error of a weight.
-            "weights_within": _rounded(
-                max(
-                    np.abs(attention.weights(layer) - self.attention.weights(layer)).max()
-                    for layer in range(len(attention.layers))
-                )
-            ),
             "tokens": list(attention.tokens),
             "sequence_ids": attention.sequence_ids.tolist(),
             "position_ids": attention.position_ids.tolist(),
@@ -74,19 +34,26 @@ class AttentionDocument:
         }
 
     def compact(self) -> dict[str, Any]:
-        """Returns the stored arrays, the statistics of heads and, for layers with a window, `seen`:
-        the `kinds` of masks, with "1" for a key that is attended to, and the kind of each of the
-        `layers`.
+        """Returns the arrays in base64 and the statistics of heads. Layers with a window add
+        `seen`: the `kinds` of masks, with "1" for a key that is attended to, and the kind of each
+        of the `layers`.
         """
-        layers = list(self.attention.layers)
-        position = self._arrays.get("position")
-        return (
-            self._head
-            | {"layers": layers, "statistics": self.statistics}
-            | self._arrays
-            | {"position": position}
-            | ({} if self._seen is None else {"seen": self._seen})
-        )
+        found = self.attention
+        position = None if found.position is None else _stored(_once(found.position))
+        arrays = {"query": _stored(found.query), "key": _stored(found.key), "position": position}
+        document = self._head | arrays
+        document |= {"layers": list(found.layers), "statistics": self.statistics}
+        # Without a window, the sequence ids determine the mask.
+        ids = found.sequence_ids
+        if (found.seen != (ids[:, None] == ids[None, :])).any():
+            kinds, of_layers = np.unique(found.seen, axis=0, return_inverse=True)
+            document["seen"] = {
+                "kinds": [
+                    ["".join("01"[int(seen)] for seen in row) for row in kind] for kind in kinds
+                ],
+                "layers": of_layers.ravel().tolist(),
+            }
+        return document
 
     def in_full(self) -> dict[str, Any]:
         """Returns all numbers, rounded to six decimals; the score of a masked key is null.
@@ -130,22 +97,7 @@ def _rounded(x: Any) -> Any:
     return (np.round(np.asarray(x, np.float64), _DECIMALS) + 0.0).tolist()  # never -0.0
 
 
-def stored(array: np.ndarray, *, exact: bool) -> tuple[dict[str, Any], np.ndarray]:
-    """Returns an array float32 `[..., K]` as an object for JSON, and the decoded array.
-
-    If `exact`, `data` is the base64 of little-endian float32. Otherwise each vector, the last dim,
-    has a float32 in `scales`, and `data` is int16: the error of a number is at most 1/65,534 of the
-    largest number of its vector. `type` and `shape` describe the array.
-    """
-    array = np.ascontiguousarray(array, np.float32)
-    described: dict[str, Any] = {"shape": list(array.shape)}
-    if exact:
-        return described | {"type": "float32", "data": _text(array, "<f4")}, array
-    scales = np.abs(array).max(axis=-1, keepdims=True) / np.float32(_MOST)
-    rounded = np.rint(array / np.where(scales > 0, scales, 1)).astype(np.int16)
-    described |= {"type": "int16", "scales": _text(scales, "<f4"), "data": _text(rounded, "<i2")}
-    return described, rounded * scales
-
-
-def _text(array: np.ndarray, dtype: str) -> str:
-    return base64.b64encode(array.astype(dtype).tobytes()).decode("ascii")
+def _stored(array: np.ndarray) -> dict[str, Any]:
+    """Returns the shape of an array, and the base64 of its numbers as little-endian float32."""
+    data = base64.b64encode(array.astype("<f4").tobytes()).decode("ascii")
+    return {"shape": list(array.shape), "data": data}

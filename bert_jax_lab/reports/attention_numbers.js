@@ -6,25 +6,13 @@ const attention = (() => {
   const heads = data.num_heads;
   const size = data.head_size;
 
-  function bytes(text) {
-    const raw = atob(text);
-    const found = new Uint8Array(raw.length);
-    for (let i = 0; i < raw.length; i++) found[i] = raw.charCodeAt(i);
-    return found.buffer;
-  }
-
-  // The format of attention_document.py: float32, or int16 with a scale for each vector.
+  // Little-endian float32, as attention_document.py writes it.
   function decode(stored) {
     if (!stored) return null;
-    if (stored.type === "float32") return new Float32Array(bytes(stored.data));
-    const numbers = new Int16Array(bytes(stored.data));
-    const scales = new Float32Array(bytes(stored.scales));
-    const width = stored.shape[stored.shape.length - 1];
-    const found = new Float32Array(numbers.length);
-    for (let row = 0, i = 0; row < scales.length; row++) {
-      for (const end = i + width; i < end; i++) found[i] = numbers[i] * scales[row];
-    }
-    return found;
+    const raw = atob(stored.data);
+    const bytes = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+    return new Float32Array(bytes.buffer);
   }
 
   const query = decode(data.query);

@@ -101,15 +101,9 @@ def render(document: Mapping[str, Any]) -> str:
 def _about(document: Mapping[str, Any]) -> str:
     # An exported model has no step.
     step = f", step {document['step']:,}" if document["step"] else ""
-    found = (
+    return (
         f"{document['checkpoint']}{step}; "
         f"{len(document['tokens'])} tokens, {len(document['layers'])} layers of "
         f"{document['num_heads']} heads of {document['head_size']} numbers; positions: "
-        f"{document['position_embedding_type']}. Computed in float32, "
-    )
-    if document["stored_as"] == "float32":
-        return found + "and stored in float32."
-    return found + (
-        "stored in two bytes per number, so that the weights on this page are within "
-        f"{max(document['weights_within'], 1e-6):.6f} of the weights of the model."
+        f"{document['position_embedding_type']}. Computed and stored in float32."
     )

@@ -12,8 +12,8 @@ from bert_jax.__main__ import main
 from bert_jax.config import HeadConfig
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.interchange import huggingface
-from bert_jax_lab.probes import attention_document
 from bert_jax_lab.probes.attention import AttentionProbe
+from bert_jax_lab.probes.attention_document import AttentionDocument
 from bert_jax_lab.reports import attention_page
 from tests.browser import Tab
 from tests.lab.probes.test_probe import checkpoint
@@ -55,12 +55,7 @@ def attention(capsys, directory: Path, *arguments: object) -> str:
 
 
 def decoded(stored: dict) -> np.ndarray:
-    shape = stored["shape"]
-    data = base64.b64decode(stored["data"])
-    if stored["type"] == "float32":
-        return np.frombuffer(data, "<f4").reshape(shape)
-    scales = np.frombuffer(base64.b64decode(stored["scales"]), "<f4")
-    return np.frombuffer(data, "<i2").reshape(shape) * scales.reshape(*shape[:-1], 1)
+    return np.frombuffer(base64.b64decode(stored["data"]), "<f4").reshape(stored["shape"])
 
 
 def in_full(document: dict, name: str) -> np.ndarray:
@@ -69,12 +64,8 @@ def in_full(document: dict, name: str) -> np.ndarray:
     return np.array(heads, float)
 
 
-@pytest.mark.parametrize(
-    ("kind", "stored_as"), [("learned", "float32"), ("relative_key_query", "int16")]
-)
-def test_page_and_json_agree(kind, stored_as, directories, tmp_path, capsys, monkeypatch):
-    if stored_as == "int16":
-        monkeypatch.setattr(attention_document, "_EXACT", 0)
+@pytest.mark.parametrize("kind", ["learned", "relative_key_query"])
+def test_page_and_json_agree(kind, directories, tmp_path, capsys):
     file = tmp_path / "attention.html"
     printed = attention(capsys, directories[kind], *_TEXTS, "--html", file, "--json", "--packed")
     full = json.loads(printed)
@@ -82,9 +73,7 @@ def test_page_and_json_agree(kind, stored_as, directories, tmp_path, capsys, mon
     compact = page.data()
     shared = full.keys() - {"layers"}
     assert {name: compact[name] for name in shared} == {name: full[name] for name in shared}
-    assert full["stored_as"] == stored_as and full["texts"] == [*_TEXTS]
-    assert (full["weights_within"] > 0) == (stored_as == "int16")
-    assert full["weights_within"] < 1e-3
+    assert full["texts"] == [*_TEXTS]
     for name in ("query", "query_key", "scores"):
         numbers = in_full(full, name)
         assert not (np.signbit(numbers) & (numbers == 0)).any(), "-0.0"
@@ -246,7 +235,7 @@ def test_a_window_is_not_a_sequence_and_long_tokens_fit_on_the_page(tmp_path, ca
     tokens = (found.tokens[0], "w" * 80, *found.tokens[2:])
     found = dataclasses.replace(found, tokens=tokens)
     about = {"checkpoint": "x", "step": 1, "texts": texts, "position_embedding_type": "learned"}
-    document = attention_document.AttentionDocument(found, about=about)
+    document = AttentionDocument(found, about=about)
     file.write_text(attention_page.render(document.compact()), encoding="utf-8")
     tab = browser.open(file, width=390)
     view = View(tab)
@@ -269,12 +258,8 @@ def test_a_window_is_not_a_sequence_and_long_tokens_fit_on_the_page(tmp_path, ca
         ("relative_key_query", False, 390, False),
     ],
 )
-def test_every_control(
-    kind, packed, width, dark, directories, tmp_path, capsys, browser, pictures, monkeypatch
-):
+def test_every_control(kind, packed, width, dark, directories, tmp_path, capsys, browser, pictures):
     """Layer, head, token, key, order, pointing, keys, colors; all numbers equal those of --json."""
-    if packed:  # stored in two bytes per number
-        monkeypatch.setattr(attention_document, "_EXACT", 0)
     file = tmp_path / "attention.html"
     options = ["--packed"] if packed else []
     full = json.loads(
