@@ -2,8 +2,9 @@
 
 'list' lists the shipped configs with one line each. 'show' prints a config as JSON, as a run would
 use it. 'fields' prints the meaning and the allowed values of each field, and whether it may change
-on resume. 'sequences' prints the number of sequences per epoch of each phase, and the padding with
-and without packing. 'sharding' lists how each parameter is partitioned over devices.
+on resume. 'sequences' prints the epochs of each phase and corpus, the number of sequences per
+epoch, and the padding with and without packing. 'sharding' lists how each parameter is partitioned
+over devices.
 
 examples:
   bert-jax config list
@@ -13,6 +14,7 @@ examples:
 """
 
 import ast
+import collections
 import dataclasses
 import json
 import textwrap
@@ -20,7 +22,7 @@ from typing import Annotated, Literal
 
 from bert_jax.cli.corpora import Corpora, corpora
 from bert_jax.cli.options import SET, Positional, Verb
-from bert_jax.cli.output import table
+from bert_jax.cli.output import table, tell
 from bert_jax.config import TrainConfig, leaves, to_dict
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.config.resume import is_saved
@@ -112,43 +114,47 @@ def _fields(options: ConfigOptions, resolved: TrainConfig) -> None:
 
 
 def _sequences(options: ConfigOptions, config: TrainConfig) -> None:
-    """Prints the sequences per epoch of each phase, and their padding."""
+    """Prints the rows and epochs of each phase and source, and the padding of an epoch."""
     from bert_jax.data.corpus.several import open_corpora
-    from bert_jax.data.pretraining.padding import padding
+    from bert_jax.data.pretraining.padding import source_rows
 
     if (place := corpora(options.corpus)) is None:
         raise UsageError("config sequences needs --corpus DIR, a directory of bert-jax prepare")
     corpus = open_corpora(place)
-    if corpus.sources:
-        from bert_jax_lab.cli.sources import print_sources, sources_of
-
-        print_sources(config, sources_of(config, corpus), as_json=options.json)
-        return
     found = [
-        (
-            phase,
-            padding(corpus.train, options=config.in_phase(i).data, phase=phase, seed=config.seed),
-        )
-        for i, phase in enumerate(config.phases)
+        (phase, each)
+        for number, phase in enumerate(config.phases)
+        for each in source_rows(config, corpus, number)
     ]
     if options.json:
-        for phase, rows in found:
-            print(json.dumps({"sequence_length": phase.sequence_length, **rows._asdict()}))
+        for phase, each in found:
+            facts = each._asdict() | each.epoch._asdict()
+            del facts["epoch"]
+            print(json.dumps({"sequence_length": phase.sequence_length, **facts}))
         return
     table(
-        f"{config.name}: {config.data.sequence_format} of {place}, per epoch",
-        ("length", "rows", "padding", "packed rows", "padding"),
+        f"{config.name}: {config.data.sequence_format} of {place}; the last four are per epoch",
+        ("length", "source", "share", "rows", "epochs",
+         "sequences", "padding", "packed rows", "padding"),
         [
             (
                 str(phase.sequence_length),
-                f"{rows.sequences:,}",
-                f"{rows.unpacked:.1%}",
-                f"{rows.packed_rows:,}",
-                f"{rows.packed:.1%}",
+                each.name or "corpus",
+                f"{each.share:.2%}",
+                f"{each.rows:,}",
+                f"{each.epochs:.2f}",
+                f"{each.epoch.sequences:,}",
+                f"{each.epoch.unpacked:.1%}",
+                f"{each.epoch.packed_rows:,}",
+                f"{each.epoch.packed:.1%}",
             )
-            for phase, rows in found
+            for phase, each in found
         ],
-    )
+    )  # fmt: skip
+    total: dict[str, float] = collections.defaultdict(float)
+    for _, each in found:
+        total[each.name or "corpus"] += each.epochs
+    tell(f"epochs in total: {', '.join(f'{name} {n:.2f}' for name, n in total.items())}")
     packings = dict.fromkeys(config.in_phase(i).data.packing for i in range(len(config.phases)))
     print(
         f"data.packing is {', then '.join(packings)}; --set data.packing=best_fit packs sequences"

@@ -13,7 +13,6 @@ import dataclasses
 import json
 from typing import Any
 
-from bert_jax.cli.corpora import Corpora, corpora
 from bert_jax.cli.options import WithConfig
 from bert_jax.cli.output import in_options, table, tell
 from bert_jax.config.fields import REQUIRED, section, setting
@@ -27,11 +26,6 @@ class PlanOptions(WithConfig):
         "NAME: generation and shape of a slice, for example v3:4x8, v4:4x4x4, v5e:8x8, tpu7x:2x4x4",
     )
     slices: int | None = setting(None, "N: number of slices (default: `mesh.slices` of the config)")
-    corpus: Corpora = setting(
-        (),
-        "DIR|NAME=DIR: a directory of bert-jax prepare, or several: prints the epochs of each "
-        "source",
-    )
     json: bool = setting(False, "print the plan as JSON")
 
 
@@ -43,21 +37,13 @@ def run(options: PlanOptions) -> int:
     slices = config.mesh.slices if options.slices is None else options.slices
     topology = topologies.parse(options.topology, slices=slices)
     topologies.prepare_environment()
-    from bert_jax.data.corpus.several import open_corpora
-    from bert_jax_lab.cli.sources import objects, print_sources, sources_of
     from bert_jax_lab.planning.plan import plan
 
-    place = corpora(options.corpus)
-    # Before the compilation, which takes minutes.
-    sources = [] if place is None else sources_of(config, open_corpora(place))
     found = _in_options(plan(config, topology))
     if options.json:
-        more = {"sources": objects(config, sources)} if sources else {}
-        print(json.dumps(found.to_json() | more, indent=2))
+        print(json.dumps(dataclasses.asdict(found), indent=2))
     else:
         _print_plan(found)
-        if sources:
-            print_sources(config, sources)
     return 0 if found.fits else UsageError.exit_code
 
 

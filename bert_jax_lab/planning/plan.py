@@ -102,9 +102,6 @@ class Plan:
     warnings: tuple[str, ...]
     versions: dict[str, str]
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 def plan(config: TrainConfig, topology: Topology) -> Plan:
     """Compiles every phase of `config` for the topology, which takes minutes for a large model.
