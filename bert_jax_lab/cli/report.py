@@ -5,7 +5,7 @@ evaluation, saving, starting, and work that was lost to interruptions.
 
 examples:
   bert-jax report runs/first --html runs/first.html
-  bert-jax report runs/first runs/second --html compared.html --plot compared.svg
+  bert-jax report runs/first runs/second --html compared.html
 
 The HTML page is one file that needs no network. It has charts with zoom, the parts of the time,
 restarts, and the fields in which the configs of several runs differ. --json prints the same
@@ -48,10 +48,6 @@ class ReportOptions(Verb):
         "checkpoint (default: 8 on an HTML page, else none)",
     )
     json: bool = setting(False, "print all values of the page as JSON; for several runs a list")
-    plot: Local | None = setting(
-        None,
-        "FILE: .png or .svg chart of losses and time to write, with a text alternative",
-    )
     html: Local | None = setting(
         None,
         "FILE: HTML page to write with curves, time, restarts, masked tokens and differences",
@@ -59,11 +55,9 @@ class ReportOptions(Verb):
 
 
 def run(options: ReportOptions) -> None:
-    from bert_jax_lab.reports import picture, report_page, run_data
+    from bert_jax_lab.reports import report_page, run_data
 
-    if options.plot is not None and options.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UsageError(f"--plot {options.plot}: the name must end in .png or .svg")
-    require_place_for(plot=options.plot, html=options.html)
+    require_place_for(html=options.html)
     number = options.examples
     if number is None:
         number = 0 if options.html is None else _EXAMPLES
@@ -73,8 +67,6 @@ def run(options: ReportOptions) -> None:
         runs.append(run_data.read(directory, name=name))
         if number > 0 and not runs[-1]["task"]:
             runs[-1]["examples"] = _examples(path, directory, number)
-    if options.plot is not None:
-        picture.draw_runs(runs, options.plot)
     if options.html is not None:
         write_whole(options.html, report_page.render(runs))
     if options.json:
@@ -85,9 +77,8 @@ def run(options: ReportOptions) -> None:
     columns, rows, right = report_page.hidden_words(runs)
     if rows and options.examples:  # the default examples are for the page only
         table(f"Hidden words, held out: {right}", columns, rows)
-    for file in (options.plot, options.html):
-        if file is not None:
-            print(f"wrote {file}")
+    if options.html is not None:
+        print(f"wrote {options.html}")
 
 
 def _examples(workdir: Path | str, directory: Path, number: int) -> list[dict[str, Any]]:

@@ -1,19 +1,22 @@
 """The figures of a study as PNG and SVG, each with a text alternative."""
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bert_jax_lab.reports import picture
+from bert_jax.files import write_whole, writing
 from bert_jax_lab.studies.law import Law
 
 # The x axes of curves: a field of a curve's points, its label and its unit.
 _AXES = {"tokens": ("million tokens", 1e6), "seconds": ("minutes of training", 60.0)}
 # The scaling law is drawn up to this factor beyond the runs.
 _MARGIN = 2.0
+_DPI = 130
 _NO_FRONT = "There is no front: in this law, parameters or tokens hardly matter"
 
 
@@ -50,12 +53,24 @@ Plot = Callable[[Any], None]
 
 
 def _save(directory: Path, name: str, title: str, alt: str, plot: Plot) -> Drawn:
-    def titled(axes: Any) -> None:
+    """Draws a figure into a PNG and an SVG file, both with the title and the text alternative."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    words, picture = {"Title": title, "Description": alt}, directory / f"{name}.png"
+    with pyplot.rc_context({"svg.hashsalt": title, "axes.grid": True, "grid.alpha": 0.3}):
+        figure, axes = pyplot.subplots(figsize=(8, 4.8), layout="constrained")
         plot(axes)
         axes.set_title(title)
-
-    files = [directory / f"{name}.{kind}" for kind in ("png", "svg")]
-    picture.draw(titled, *files, title=title, alt=alt)
+        with writing(picture):
+            figure.savefig(picture, dpi=_DPI, metadata=words)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={**words, "Date": None})
+        pyplot.close(figure)
+    label = f'<svg role="img" aria-label="{escape(alt, quote=True)}" '
+    write_whole(directory / f"{name}.svg", text.getvalue().replace("<svg ", label, 1))
     return Drawn(title, f"{directory.name}/{name}.png", alt.replace("[", "(").replace("]", ")"))
 
 

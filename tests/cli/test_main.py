@@ -328,7 +328,6 @@ def _without_steps(directory: str, names: list[str]) -> list[str]:
     "command",
     [
         ("report", "w", "--html"),
-        ("report", "w", "--plot"),
         ("attention", "w", "A text.", "--html"),
         ("probe", "w", "--output-file"),
         ("embed", "w", "--input", "t", "--output-file"),
@@ -342,8 +341,6 @@ def _without_steps(directory: str, names: list[str]) -> list[str]:
 def test_an_output_that_cannot_be_written_is_found_first(tmp_path, refused, command):
     (tmp_path / "file").write_text("precious")
     place = tmp_path / "file" / "x.npz"
-    if command[-1] == "--plot":
-        place = place.with_suffix(".svg")
     said = refused(2, *command, place)
     assert said.startswith(f"{command[-1]} {place}: {tmp_path / 'file'} is a file")
 

@@ -1,14 +1,11 @@
 """Every part of the time is read from its own record, and all together are the wall time."""
 
 import json
-import re
 
 import pytest
-from PIL import Image
 
 from bert_jax.__main__ import main
 from bert_jax.workdir import goodput
-from bert_jax_lab.reports import picture, run_data
 
 
 def write(path, lines):
@@ -76,11 +73,10 @@ def test_a_finished_run_is_not_down(interrupted):
 
 
 def test_report(interrupted, tmp_path, capsys):
-    assert main(["report", str(interrupted), "--plot", str(tmp_path / "plot.png")]) == 0
+    assert main(["report", str(interrupted)]) == 0
     # The table's title is wrapped where the workdir's name is long.
     said = " ".join(capsys.readouterr().out.split())
     assert "2 starts, step 30" in said and "lost work" in said and "skipped updates: 1" in said
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert main(["report", str(interrupted), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     account = goodput.account(interrupted)
@@ -115,29 +111,3 @@ def test_processes_say_how_they_ended(interrupted):
         events.write('{"event": "preempt", "time": 410.0, "step": 40}\n')
     ends = [(p["end"], p["reason"], p["to_step"]) for p in goodput.processes(interrupted)[2:]]
     assert ends == [("stopped", "diverged", 35), ("preempted", None, 40)]
-
-
-def test_runs_are_drawn_over_one_another(trained, interrupted, tmp_path, capsys):
-    """Both losses of each run and the entropy in one picture, which says in words what it shows."""
-    plot = tmp_path / "runs.svg"
-    assert main(["report", str(trained), str(interrupted), "--plot", str(plot)]) == 0
-    assert "goodput" not in capsys.readouterr().out
-    found = run_data.read(trained, name="trained")["held_out"]["validation"]
-    steps, losses = found["step"], found["mlm_loss"]
-    assert steps == [40, 80, 120, 160, 200]
-    text = plot.read_text()
-    assert text.count('<g id="line2d') > 4
-    (label,) = re.findall(r'<svg role="img" aria-label="([^"]*)" ', text)
-    assert f"validation: {losses[0]:,.5g} at step 40, {losses[-1]:,.5g} at step 200" in label
-    assert label.count("goodput") == 2
-    assert main(["report", str(trained), "--plot", str(tmp_path / "x.txt")]) == 2
-
-
-def test_the_picture_has_the_band_that_is_expected(interrupted, tmp_path):
-    run = run_data.read(interrupted, name="costs $5")
-    run["expected"] = [(0, 5.0, 6.0), (100, 3.5, 4.0), (200, 3.0, 3.9)]
-    picture.draw_runs([run], tmp_path / "with.svg")
-    assert (tmp_path / "with.svg").read_text().count("FillBetween") == 1
-    picture.draw_runs([run], tmp_path / "with.png")
-    with Image.open(tmp_path / "with.png") as found:
-        assert found.text["Description"].startswith("Loss, nats, over steps.")
