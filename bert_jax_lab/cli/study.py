@@ -6,15 +6,12 @@ processes may work on one study.
 
 examples:
   bert-jax study ladder --workdir runs/ladder --dry-run       # list the commands
-  bert-jax study ladder --workdir runs/ladder --time-budget 2h
+  timeout 2h bert-jax study ladder --workdir runs/ladder      # save and stop after two hours
   bert-jax study mine.py --corpus runs/corpus --workdir runs/mine --steps 20
 """
 
-import argparse
 import json
-import re
 import shlex
-import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -27,15 +24,6 @@ from bert_jax.errors import Preempted, UsageError
 from bert_jax.progress import note
 
 INTERRUPTED = "runs that have ended are kept; the same command resumes the study"
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def seconds_of(text: str) -> float:
-    """Returns the seconds of a time such as 90m, 2h or 1h30m."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if not parts or "".join(f"{n}{unit}" for n, unit in parts) != text:
-        raise argparse.ArgumentTypeError(f"{text}: write it as 45s, 90m, 2h or 1h30m")
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
 @section
@@ -50,11 +38,6 @@ class StudyOptions(Verb):
         None, "DIR: a directory of bert-jax prepare (default: the corpus of the study, made once)"
     )
     preset: str = setting("study", "NAME: function of the study's file, for example paper")
-    time_budget: Annotated[float, seconds_of] | None = setting(
-        None,
-        "TIME: save and stop after this time, for example 90m or 2h; the first seed of all "
-        "variants runs first",
-    )
     variant: tuple[str, ...] = setting(
         (),
         "NAME: run this variant and the variants that it starts from only; repeat for several",
@@ -63,7 +46,7 @@ class StudyOptions(Verb):
         None, "N: test the study with N updates per run, one seed and few examples per task"
     )
     dry_run: bool = setting(False, "list the commands of all runs and run none of them")
-    json: bool = setting(False, "print study.json, or the list of --dry-run, in place of tables")
+    json: bool = setting(False, "print study.json in place of tables")
     overrides: Annotated[tuple[str, ...], "--set"] = setting(
         (),
         "FIELD=VALUE: change a field in all runs, after the variant's changes; repeat for several",
@@ -73,7 +56,6 @@ class StudyOptions(Verb):
 def run(options: StudyOptions) -> None:
     from bert_jax_lab.studies.study import load_study
 
-    started = time.monotonic()
     if options.steps is not None and options.steps < 1:
         raise UsageError(f"--steps {options.steps}: it must be at least 1")
     study = load_study(options.study, scale=options.preset)
@@ -83,7 +65,7 @@ def run(options: StudyOptions) -> None:
     jax.config.update("jax_platforms", "cpu")
     from bert_jax_lab.studies import result
     from bert_jax_lab.studies.plan import FinetuneRun, RowsRun, StudyRun, plan_study
-    from bert_jax_lab.studies.run import Children, Outcome, is_done, make_missing
+    from bert_jax_lab.studies.run import Children, Outcome, make_missing
 
     plan = plan_study(
         study,
@@ -97,42 +79,32 @@ def run(options: StudyOptions) -> None:
     )
     if options.dry_run:
         runs = [each for each in plan.runs if not isinstance(each, RowsRun)]
-        commands = [shlex.join(["bert-jax", *each.command]) for each in runs]
-        if options.json:
-            listed = [
-                {"run": each.name, "status": "done" if is_done(each) else "missing"}
-                | {"command": command}
-                for each, command in zip(runs, commands, strict=True)
-            ]
-            print(json.dumps(listed, indent=2))
-        else:
-            print("\n".join(commands))
+        print("\n".join(shlex.join(["bert-jax", *each.command]) for each in runs))
         return
     # Find an invalid option of a task before the models are trained.
     parser = usage.command_parser()
     for each in plan.runs:
         if isinstance(each, FinetuneRun):
             usage.parse(parser, each.command)
-    until = None if options.time_budget is None else started + options.time_budget
-    with Children(compiled=(plan.workdir / "compiled").absolute(), until=until) as children:
+    with Children(compiled=(plan.workdir / "compiled").absolute()) as children:
 
         def execute(run: StudyRun, held: int, show: Callable[[str], None]) -> Outcome:
             log = plan.workdir / "logs" / f"{run.folder.name}.log"
             return children.run(run.command, log=log, lock=held, show=show)
 
-        progress = ended = None
+        ended = None
         try:
-            progress = make_missing(plan, execute, stopped_by=children.stopped_by)
+            make_missing(plan, execute, stopped_by=children.stopped_by)
         except Preempted as error:
             ended = error
     found = result.write(plan)
     if ended is not None:
         raise ended
-    _print_summary(plan, found, progress, options)
+    _print_summary(plan, found, options)
 
 
 def _typed(options: StudyOptions) -> str:
-    """Returns the command that makes the study, without options such as --time-budget."""
+    """Returns the command that makes the study, without options such as --variant."""
     words = ["bert-jax", "study", options.study, "--workdir", str(options.workdir)]
     if options.corpus is not None:
         words += ["--corpus", str(options.corpus)]
@@ -145,9 +117,10 @@ def _typed(options: StudyOptions) -> str:
     return shlex.join(words)
 
 
-def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: StudyOptions) -> None:
+def _print_summary(plan: Any, found: dict[str, Any], options: StudyOptions) -> None:
     from bert_jax_lab.studies import result
     from bert_jax_lab.studies import table as tables
+    from bert_jax_lab.studies.run import missing
 
     if options.json:
         print(json.dumps(found, indent=2))
@@ -156,8 +129,5 @@ def _print_summary(plan: Any, found: dict[str, Any], progress: Any, options: Stu
         for line in tables.other_rows(found):
             tell(line)
         print(f"{plan.workdir / result.STUDY_MD} has the table, the figures and failed runs")
-    if progress.held:
-        note(f"another process works on {', '.join(progress.held)}")
-    if progress.left:
-        why = "the time is up; " if progress.is_stopped else ""
-        note(f"{why}runs left: {len(progress.left)}; the same command resumes the study")
+    if left := missing(plan):
+        note(f"runs left: {len(left)}; the same command resumes the study")

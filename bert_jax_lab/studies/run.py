@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,6 @@ _FINAL = {kind.exit_code for kind in (ResumeRefused, NoUsableCheckpoint, NonFini
 _STOPPING = {
     kind.exit_code for kind in (DataDamaged, StorageFailed, Preempted, Interrupted, Unreachable)
 }
-# Used instead of the name of a signal if the time of the study is spent.
-BUDGET = "budget"
 # Seconds between two checks of a child process, and of other processes.
 _POLL, _WAIT = 0.2, 0.5
 # Bytes at the end of a log that are searched for the reason of a failure.
@@ -72,20 +70,8 @@ class Outcome:
 
     code: int
     reason: str = ""
-    # The name of the signal that stopped the study, or BUDGET.
+    # The name of the signal that stopped the study.
     stopped_by: str = ""
-
-
-@dataclass
-class StudyProgress:
-    """The runs that one call of `make_missing` made, and the runs that are left, by name."""
-
-    made: list[str] = field(default_factory=list)
-    # Runs that other processes hold.
-    held: list[str] = field(default_factory=list)
-    # Runs that have not ended.
-    left: list[str] = field(default_factory=list)
-    is_stopped: bool = False
 
 
 # Makes a run, given the descriptor of its lock and a function that shows a line of its log.
@@ -180,53 +166,43 @@ def missing(plan: StudyPlan) -> list[StudyRun]:
     return found
 
 
-def make_missing(
-    plan: StudyPlan, execute: Execute, *, stopped_by: Callable[[], str], waits: bool = True
-) -> StudyProgress:
-    """Makes the missing runs in order; a run that fails is recorded, and the next run begins.
+def make_missing(plan: StudyPlan, execute: Execute, *, stopped_by: Callable[[], str]) -> list[str]:
+    """Makes the missing runs in order and returns their names; a run that fails is recorded, and
+    the next run begins.
 
-    `stopped_by` returns the name of a received signal, BUDGET if the time is spent, or ""; it is
-    called before each run. If other processes hold all remaining runs, or the runs that these need,
-    the function waits, unless `waits` is false.
+    `stopped_by` returns the name of a received signal, or ""; it is called before each run. If
+    other processes hold all remaining runs, or the runs that these need, the function waits.
 
     Raises Preempted and Interrupted, and the error of a run that failed without its own fault, for
     example on a full disk or a damaged corpus.
     """
-    progress = StudyProgress()
-    tried: set[str] = set()
-    while not progress.is_stopped:
-        left = [run for run in missing(plan) if run.name not in tried]
-        progress.held = []
+    made: list[str] = []
+    while True:
+        left = [run for run in missing(plan) if run.name not in made]
+        waits_for = ""
         for run in left:
             if not all(map(is_done, run.needs)):
                 continue
-            if reason := stopped_by():
-                if reason != BUDGET:
-                    raise _stopped(run, Outcome(0, "stopped between two runs", reason))
-                progress.is_stopped = True
-                break
+            if name := stopped_by():
+                raise _stopped(run, Outcome(0, "stopped between two runs", name))
             with file_lock.hold(plan.workdir / "locks" / run.folder.name) as held:
                 if held is None:
-                    progress.held.append(run.name)
+                    waits_for = waits_for or run.name
                     continue
                 if run in missing(plan):  # another process may have just made it
-                    tried.add(run.name)
                     where = f"{len(plan.runs) - len(left) + 1}/{len(plan.runs)} {run.name}"
-                    has_ended = _make(plan, run, execute, held, where)
-                    progress.made += [run.name] * has_ended
-                    progress.is_stopped = not has_ended
+                    _make(plan, run, execute, held, where)
+                    made.append(run.name)
                 break
         else:
-            if not (waits and progress.held):
-                break
-            note_once(f"waiting for {progress.held[0]}, which another process is making")
+            if not waits_for:
+                return made
+            note_once(f"waiting for {waits_for}, which another process is making")
             time.sleep(_WAIT)
-    progress.left = [run.name for run in missing(plan)]
-    return progress
 
 
-def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: str) -> bool:
-    """Makes and records one run; returns False if the time was spent before the run ended."""
+def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: str) -> None:
+    """Makes and records one run."""
     note(f"{where}: begins")
     # A failed run is repeated as if it had not ended.
     (run.folder / RECORD).unlink(missing_ok=True)
@@ -235,14 +211,11 @@ def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: st
         outcome = Outcome(0)
     else:
         outcome = execute(run, held, lambda line: note(f"{where}: {line}"))
-    if outcome.code and outcome.stopped_by == BUDGET:
-        return False
     if outcome.code and (outcome.stopped_by or outcome.code in _STOPPING):
         raise _stopped(run, outcome)
     write_record(run, outcome)
     if outcome.code:
         note(f"{where}: failed with exit code {outcome.code}: {outcome.reason}")
-    return True
 
 
 def _stopped(run: StudyRun, outcome: Outcome) -> BertJaxError:
@@ -266,12 +239,9 @@ class Children:
     a child is a file, since the child may outlive this process.
     """
 
-    def __init__(self, *, compiled: Path, until: float | None = None):
-        """`compiled` is the compilation cache unless the environment names another; `until` is when
-        the time is spent, on the monotonic clock.
-        """
+    def __init__(self, *, compiled: Path):
+        """`compiled` is the compilation cache unless the environment names another."""
         self._environment = os.environ | {_CACHE: os.environ.get(_CACHE, str(compiled))}
-        self._until = until
         self._child: subprocess.Popen | None = None
         # The first signal that was received.
         self._heard: int | None = None
@@ -285,11 +255,8 @@ class Children:
         self._signals.__exit__()
 
     def stopped_by(self) -> str:
-        """Returns the name of the first signal, BUDGET if the time is spent, or ""."""
-        if self._heard is not None:
-            return signal.Signals(self._heard).name
-        is_spent = self._until is not None and time.monotonic() >= self._until
-        return BUDGET if is_spent else ""
+        """Returns the name of the first signal, or ""."""
+        return "" if self._heard is None else signal.Signals(self._heard).name
 
     def _hear(self, number: int) -> None:
         is_first, self._heard = self._heard is None, self._heard or number
@@ -328,11 +295,7 @@ class Children:
             )
             if self._heard is not None:  # received while the child was started
                 self._forward(self._heard)
-            is_told = False
             while self._child.poll() is None:
-                if not is_told and self.stopped_by() == BUDGET:
-                    is_told = True
-                    self._forward(signal.SIGTERM)
                 time.sleep(_POLL)
                 self._show(read.read(), show)
             code = self._child.wait()

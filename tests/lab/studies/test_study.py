@@ -30,7 +30,6 @@ from bert_jax.errors import Interrupted, Preempted, StorageFailed, UsageError
 from bert_jax.registry import MIXERS, OBJECTIVES
 from bert_jax.workdir import log_reader
 from bert_jax.workdir.metrics_log import MetricsLogger
-from bert_jax_lab.cli.study import seconds_of
 from bert_jax_lab.studies import corpus_tasks, law, result, study, table
 from bert_jax_lab.studies.plan import (
     PROBES_FILE,
@@ -139,10 +138,10 @@ class Pretended:
         return outcome
 
 
-def make(plan: StudyPlan, execute=None, **options):
+def make(plan: StudyPlan, execute=None):
     """Makes the missing runs of a plan; returns the names of the executed runs."""
     execute = execute or Pretended()
-    make_missing(plan, execute, stopped_by=lambda: "", **options)
+    make_missing(plan, execute, stopped_by=lambda: "")
     return execute.made
 
 
@@ -171,11 +170,10 @@ def test_an_interrupted_study_resumes_with_equal_bits(tmp_path, corpus, monkeypa
     monkeypatch.setattr(MetricsLogger, "row", written)
     assert not pretended.made and record_of(cut) is None
 
-    progress = make_missing(plan, execute, stopped_by=lambda: "")
     # The first seed of both variants comes first.
-    assert progress.made == ["eight.seed0", "nine.seed0", "eight.seed1", "nine.seed1"]
-    assert not progress.left
-    assert make_missing(plan, execute, stopped_by=lambda: "").made == []
+    names = ["eight.seed0", "nine.seed0", "eight.seed1", "nine.seed1"]
+    assert make_missing(plan, execute, stopped_by=lambda: "") == names
+    assert make_missing(plan, execute, stopped_by=lambda: "") == []
     whole = named(planned(path, tmp_path / "whole", corpus), "eight.seed0")
     assert in_process(whole, 0, print).code == 0
     kept = [
@@ -271,16 +269,12 @@ def test_a_cause_outside_of_a_run_stops_the_study(tmp_path, corpus, outcome, err
     assert [run.name for run in missing(plan)] == left == make(plan)
 
 
-def test_a_spent_budget_stops_the_study_between_runs_and_within_a_run(tmp_path, corpus):
+def test_a_signal_stops_the_study_between_runs(tmp_path, corpus):
     plan = planned(write_study(tmp_path), tmp_path / "study", corpus)
-    pretended = Pretended(outcomes={"nine.seed0": Outcome(42, "preempted", "budget")})
-    progress = make_missing(plan, pretended, stopped_by=lambda: "")
-    assert progress.is_stopped and progress.made == ["eight.seed0"] and len(progress.left) == 3
-    told = iter(("", "budget"))
-    progress = make_missing(plan, Pretended(), stopped_by=lambda: next(told))
-    assert progress.is_stopped and progress.made == ["nine.seed0"] and len(progress.left) == 2
+    told = iter(("", "SIGINT"))
     with pytest.raises(Interrupted):
-        make_missing(plan, Pretended(), stopped_by=lambda: "SIGINT")
+        make_missing(plan, Pretended(), stopped_by=lambda: next(told))
+    assert [run.name for run in missing(plan)] == ["nine.seed0", "eight.seed1", "nine.seed1"]
 
 
 def test_a_run_that_another_process_holds_is_left_to_the_process(tmp_path, corpus):
@@ -289,12 +283,11 @@ def test_a_run_that_another_process_holds_is_left_to_the_process(tmp_path, corpu
     lock = plan.workdir / "locks" / named(plan, "nine.seed0").folder.name
     with file_lock.hold(lock) as held:
         assert held is not None
-        progress = make_missing(plan, pretended, stopped_by=lambda: "", waits=False)
+        # At the second look at the held run after the other runs.
+        told = iter([""] * 6 + ["SIGTERM"])
+        with pytest.raises(Preempted):
+            make_missing(plan, pretended, stopped_by=lambda: next(told))
         assert pretended.made == ["eight.seed0", "eight.seed1", "nine.seed1"]
-        assert progress.held == progress.left == ["nine.seed0"]
-        stops = iter(("", "budget"))
-        waited = make_missing(plan, pretended, stopped_by=lambda: next(stops))
-        assert waited.is_stopped and not waited.made
     assert make(plan) == ["nine.seed0"]
 
 
@@ -406,7 +399,7 @@ def test_the_help_names_all_shipped_studies(capsys):
 
 
 def test_a_dry_run_lists_the_commands_and_the_page_has_the_command_of_the_study(
-    tmp_path, corpus, capsys
+    tmp_path, corpus, capsys, monkeypatch
 ):
     path = write_study(tmp_path, tasks=f"({_TASK},)")
     extension = tmp_path / "mine.py"
@@ -418,7 +411,8 @@ def test_a_dry_run_lists_the_commands_and_the_page_has_the_command_of_the_study(
     assert [line[1] for line in commands] == ["pretrain", "finetune"] * 4
     assert all("--extend" in line for line in commands)
     assert not (tmp_path / "w").exists()
-    assert main([*words, "--time-budget", "0s", "--json"]) == 0
+    monkeypatch.setattr("bert_jax_lab.studies.run.make_missing", lambda *_, **__: [])
+    assert main([*words, "--json"]) == 0
     assert shlex.split(json.loads(capsys.readouterr().out)["command"]) == ["bert-jax", *words]
 
 
@@ -476,10 +470,6 @@ def test_tokens_until_a_step_are_counted_phase_by_phase():
     one = second.global_batch_size * second.sequence_length
     assert tokens_of(config, first.steps + 1) == until + one
     assert tokens_of(config, config.total_steps) == tokens_of(config) == until + second.steps * one
-
-
-def test_a_budget_is_read_in_units():
-    assert [seconds_of(text) for text in ("45s", "90m", "1h30m", "0.5h")] == [45, 5400, 5400, 1800]
 
 
 # --- rows that are made from a corpus -------------------------------------------------------------
