@@ -9,6 +9,7 @@ from typing import Any
 
 from bert_jax import file_lock, strict_json
 from bert_jax.config import flatten
+from bert_jax.config.resume import differences
 from bert_jax.files import write_json, write_whole
 from bert_jax.progress import note
 from bert_jax.registry import OBJECTIVES
@@ -66,8 +67,7 @@ def collect(plan: StudyPlan) -> dict[str, Any]:
 
     def differing(name: str, other: str) -> list[str]:
         """Returns the fields by which the validation rows of two variants differ."""
-        own, others = rows_of[name], rows_of[other]
-        return [field for field in {**own, **others} if own.get(field) != others.get(field)]
+        return [field for field, _, _ in differences(rows_of[other], rows_of[name])]
 
     variants, left_out = [], {}
     first = study.variants[0].name
@@ -281,14 +281,12 @@ def _commit() -> str | None:
     if not (root / ".git").exists():
         return None
 
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
+    command = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=40"]
     try:
-        return git("rev-parse", "HEAD") + ("+" if git("diff-index", "HEAD") else "")
+        done = subprocess.run([*command, "--dirty=+"], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    return done.stdout.strip()
 
 
 def _fitted_runs(found: dict[str, Any]) -> list[dict[str, Any]]:
