@@ -95,15 +95,20 @@ def score_pairs(
 
     The default for `pairs` is `minimal_pairs()`.
     """
-    pairs = minimal_pairs() if pairs is None else list(pairs)
-    sentences = dict.fromkeys(t for pair in pairs for t in (pair.grammatical, pair.ungrammatical))
-    scores = {score.text: score.log_likelihood for score in perplexity.score([*sentences])}
     shares: dict[str, list[float]] = {}
-    for pair in pairs:
-        apart = scores[pair.grammatical] - scores[pair.ungrammatical]
-        won = 0.5 if abs(apart) < _ROUNDING else float(apart > 0)
+    for pair, good, bad in _scored(perplexity, minimal_pairs() if pairs is None else pairs):
+        won = 0.5 if abs(good - bad) < _ROUNDING else float(good > bad)
         shares.setdefault(pair.phenomenon, []).append(won)
     return {phenomenon: sum(won) / len(won) for phenomenon, won in shares.items()}
+
+
+def _scored(
+    perplexity: PseudoPerplexity, pairs: Sequence[MinimalPair]
+) -> list[tuple[MinimalPair, float, float]]:
+    """Returns each pair with the log likelihoods of its grammatical and ungrammatical sentence."""
+    texts = dict.fromkeys(t for pair in pairs for t in (pair.grammatical, pair.ungrammatical))
+    sums = {score.text: score.log_likelihood for score in perplexity.score([*texts])}
+    return [(pair, sums[pair.grammatical], sums[pair.ungrammatical]) for pair in pairs]
 
 
 def read_pairs(place: Path) -> list[MinimalPair]:
@@ -141,14 +146,10 @@ def score_file(
     equally likely sentences the grammatical one is chosen. The standard errors assume that pairs
     are independent.
     """
-    pairs = read_pairs(place)
     perplexity = PseudoPerplexity(source, tokenizer, as_babylm=True)
-    texts = dict.fromkeys(t for pair in pairs for t in (pair.grammatical, pair.ungrammatical))
-    sums = {score.text: score.log_likelihood for score in perplexity.score([*texts])}
     rows: list[dict[str, Any]] = []
     won: dict[str, list[bool]] = {}
-    for pair in pairs:
-        good, bad = sums[pair.grammatical], sums[pair.ungrammatical]
+    for pair, good, bad in _scored(perplexity, read_pairs(place)):
         rows.append({"UID": pair.phenomenon, "good": good, "bad": bad})
         won.setdefault(pair.phenomenon, []).append(good >= bad)
     shares = {uid: sum(each) / len(each) for uid, each in won.items()}

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.data.corpus.store import Corpus
+from bert_jax.data.tasks.encode_rows import RowArrays, arrays_of
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.errors import UsageError
@@ -99,30 +100,21 @@ class PseudoPerplexity:
         """Returns the log probability of each copy's masked token, float64 `[copies]`."""
         longest = max(len(encoded[number]) for number, _ in copies)
         length = min(-(-longest // 8) * 8, self._source.config.model.max_position_embeddings)
-        special = self._tokenizer.special
-        ids_BL = np.full((size, length), special.pad, np.int32)
-        sequence_ids_BL = np.zeros((size, length), np.int32)
-        positions_B = np.zeros(size, np.int32)
-        targets = np.zeros(len(copies), np.int64)
+        rows = RowArrays(len(copies), length, self._tokenizer)
         for row, (number, place) in enumerate(copies):
             ids = encoded[number]
-            ids_BL[row, : len(ids)] = ids
-            ids_BL[row, place : self._end_of_word(ids, place)] = special.mask
-            sequence_ids_BL[row, : len(ids)] = 1
-            positions_B[row], targets[row] = place, ids[place]
-        # Rows that only fill the batch have one token each, since no row may be empty.
-        sequence_ids_BL[len(copies) :, 0] = 1
-        batch = {
-            "input_ids": ids_BL,
-            "token_type_ids": np.zeros_like(ids_BL),
-            "position_ids": np.tile(np.arange(length, dtype=np.int32), (size, 1)),
-            "sequence_ids": sequence_ids_BL,
-            "mlm_positions": positions_B[:, None],
-        }
+            end = self._end_of_word(ids, place)
+            masks = [self._tokenizer.special.mask] * (end - place)
+            rows.put(row, [*ids[:place], *masks, *ids[end:]], [])
+        # Copies of the first row fill the batch.
+        chosen = np.concatenate([np.arange(len(copies)), np.zeros(size - len(copies), int)])
+        batch = arrays_of(rows.features(), chosen, length=length)
+        places = np.array([place for _, place in copies], np.int32)
+        batch["mlm_positions"] = places[chosen, None]
+        targets = [encoded[number][place] for number, place in copies]
         logits = self._forward.batch(self._source.params, batch)[: len(copies), 0]
         logits = logits[:, : self._choices].astype(np.float64)
-        chosen = logits[np.arange(len(copies)), targets]
-        return chosen - np.logaddexp.reduce(logits, axis=-1)
+        return logits[np.arange(len(copies)), targets] - np.logaddexp.reduce(logits, axis=-1)
 
     def _end_of_word(self, ids: list[int], place: int) -> int:
         """Returns the index after the last token that is masked together with the token at
