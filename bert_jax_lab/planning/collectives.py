@@ -36,57 +36,50 @@ class Traffic:
     seconds: float
 
 
-class CollectiveReader:
-    """Finds the collectives in the instructions of a program."""
+def collectives_of(
+    i: Instruction, shapes: dict[str, str], computations: dict[str, list[Instruction]], *,
+    is_fused: bool = False,
+) -> list[tuple[str, Collective]]:  # fmt: skip
+    """Returns the collectives of one instruction, each with its key in the computation.
 
-    def __init__(self, computations: dict[str, list[Instruction]]):
-        self._computations = computations
-        self._inside: dict[str, list[tuple[str, Collective]]] = {}
-
-    def collectives(
-        self, i: Instruction, shapes: dict, *, is_fused: bool = False
-    ) -> list[tuple[str, Collective]]:
-        """Returns the collectives of one instruction, each with its key in the computation."""
-        if i.op == "send" and "megascale_transfer_type" in i.rest:
-            kind = re.search(r'megascale_transfer_type="(\w+)"', i.rest)
-            known = re.search(r'host_transfer_rendezvous="([^"]+)"', i.rest)
-            size = array_bytes(i.shape.rsplit(", u32[]", 1)[0])
-            name = kind[1].lower().replace("_", "-") if kind else "send"
-            return [(known[1] if known else i.name, Collective(name, size, (), True))]
-        kind = i.op.removesuffix("-start")
-        if kind in _KINDS:
-            channel = re.search(r"channel_id=(\d+)", i.rest)
-            size = array_bytes(i.shape)
-            operands = sum(array_bytes(shapes.get(o, "")) for o in operands_of(i))
-            if i.op.endswith("-start") and kind != "all-reduce" and i.shape.startswith("("):
-                size -= operands  # the shape of a start has operands and results
-            if kind == "reduce-scatter":
-                size = operands
-            # An asynchronous collective is part of several fusions with the same channel. Other
-            # collectives are separate, although all of a `shard_map` have the same channel.
-            known = channel[0] if channel and is_fused else i.name
-            return [(f"{kind} {known} {size}", Collective(kind, size, parse_group(i.rest)))]
-        if i.op == "fusion":
-            return self._fused(attribute(i, "calls"))
+    `shapes` maps the names of the instructions in its computation to their shapes.
+    """
+    if i.op == "send" and "megascale_transfer_type" in i.rest:
+        kind = re.search(r'megascale_transfer_type="(\w+)"', i.rest)
+        known = re.search(r'host_transfer_rendezvous="([^"]+)"', i.rest)
+        size = array_bytes(i.shape.rsplit(", u32[]", 1)[0])
+        name = kind[1].lower().replace("_", "-") if kind else "send"
+        return [(known[1] if known else i.name, Collective(name, size, (), True))]
+    kind = i.op.removesuffix("-start")
+    if kind in _KINDS:
+        channel = re.search(r"channel_id=(\d+)", i.rest)
+        size = array_bytes(i.shape)
+        operands = sum(array_bytes(shapes.get(o, "")) for o in operands_of(i))
+        if i.op.endswith("-start") and kind != "all-reduce" and i.shape.startswith("("):
+            size -= operands  # the shape of a start has operands and results
+        if kind == "reduce-scatter":
+            size = operands
+        # An asynchronous collective is part of several fusions with the same channel. Other
+        # collectives are separate, although all of a `shard_map` have the same channel.
+        known = channel[0] if channel and is_fused else i.name
+        return [(f"{kind} {known} {size}", Collective(kind, size, parse_group(i.rest)))]
+    if i.op != "fusion":
         return []
-
-    def _fused(self, name: str) -> list[tuple[str, Collective]]:
-        if name not in self._inside:
-            instructions = self._computations.get(name, [])
-            shapes = {i.name: i.shape for i in instructions}
-            found = [
-                pair for i in instructions for pair in self.collectives(i, shapes, is_fused=True)
-            ]
-            if any(i.op == "dynamic-slice" for i in instructions):
-                # An all-reduce with a result that is sliced per device is a reduce-scatter.
-                found = [
-                    (f"{key} {name}", Collective("reduce-scatter", c.bytes, c.group))
-                    if c.kind == "all-reduce"
-                    else (key, c)
-                    for key, c in found
-                ]
-            self._inside[name] = found
-        return self._inside[name]
+    name = attribute(i, "calls")
+    inside = computations.get(name, [])
+    shapes = {each.name: each.shape for each in inside}
+    found = [
+        c for each in inside for c in collectives_of(each, shapes, computations, is_fused=True)
+    ]
+    if not any(each.op == "dynamic-slice" for each in inside):
+        return found
+    # An all-reduce with a result that is sliced per device is a reduce-scatter.
+    return [
+        (f"{key} {name}", Collective("reduce-scatter", c.bytes, c.group))
+        if c.kind == "all-reduce"
+        else (key, c)
+        for key, c in found
+    ]
 
 
 def traffic(counts: Mapping[Collective, int], *, mesh: Mesh, chip: Chip) -> tuple[Traffic, ...]:

@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bert_jax_lab.planning import hlo, schedule_files
-from bert_jax_lab.planning.collectives import Collective, CollectiveReader
+from bert_jax_lab.planning.collectives import Collective, collectives_of
 from bert_jax_lab.planning.hlo import Instruction, attribute, operands_of
 from bert_jax_lab.planning.topologies import Chip
 
-_ARRAY = re.compile(r"\b[a-z]\w*\[([\d,]*)\]")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
 _LINE = re.compile(r"^\s*(?:0x)?[0-9a-f]+\s+(LB|LH|LE|PB|PF|CT)?\s*:\s*((?:>\s*)*)\{")
 _TILES = re.compile(r'"iteration_bounds":\[([^\]]*)\]')
@@ -81,7 +80,7 @@ class _Reader:
         seconds: Callable[[Collective], float],
     ):  # fmt: skip
         self._computations, self._bundles, self._chip = computations, bundles, chip
-        self._seconds, self._reader = seconds, CollectiveReader(computations)
+        self._seconds = seconds
         self._costs: dict[str, Cost] = {}
 
     def cost(self, name: str) -> Cost:
@@ -91,7 +90,7 @@ class _Reader:
 
     def _sum(self, instructions: list[Instruction]) -> Cost:
         total, shapes = Cost(), {i.name: i.shape for i in instructions}
-        begin, ends = _collectives(instructions, shapes, self._reader), dict[int, float]()
+        begin, ends = _collectives(instructions, shapes, self._computations), dict[int, float]()
         # The cycle from which the links, and the network between slices, are free.
         free = {False: 0.0, True: 0.0}
 
@@ -146,7 +145,9 @@ def _beside(i: Instruction) -> str:
 
 
 def _collectives(
-    instructions: list[Instruction], shapes: dict[str, str], reader: CollectiveReader
+    instructions: list[Instruction],
+    shapes: dict[str, str],
+    computations: dict[str, list[Instruction]],
 ) -> dict[int, list[tuple[Collective, int]]]:
     """Returns the collectives that begin at each index of a computation, with the index of their
     end: the "done" instruction, the last fusion that they are part of, or the "recv".
@@ -156,7 +157,7 @@ def _collectives(
     of: dict[str, list[str]] = {}
     for place, i in enumerate(instructions):
         keys = of[i.name] = []
-        for key, collective in reader.collectives(i, shapes):
+        for key, collective in collectives_of(i, shapes, computations):
             began.setdefault(key, (place, collective))
             keys.append(key)
         if i.op.endswith("-done"):
@@ -285,8 +286,8 @@ def _of_convolution(i: Instruction, shapes: dict[str, str]) -> int:
 
 
 def _sizes(shape: str) -> list[int]:
-    match = _ARRAY.search(shape)
-    return [int(n) for n in match[1].split(",") if n] if match else []
+    match = hlo.ARRAY.search(shape)
+    return [int(n) for n in match[2].split(",") if n] if match else []
 
 
 def _of_window(i: Instruction, name: str, count: int) -> list[int]:
