@@ -27,10 +27,11 @@ keep_freed_memory()  # as in `bert-jax pretrain`, before importing jax; also app
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from torch_updates import Updates  # noqa: E402
 from transformers import BertConfig, BertForPreTraining  # noqa: E402
 
 from bert_jax import config_loader  # noqa: E402
-from bert_jax.config import OptimizerConfig, TrainConfig  # noqa: E402
+from bert_jax.config import TrainConfig  # noqa: E402
 from bert_jax.data.corpus.store import open_corpus  # noqa: E402
 from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline  # noqa: E402
 from bert_jax.interchange import huggingface, huggingface_config  # noqa: E402
@@ -38,7 +39,6 @@ from bert_jax.model import bert, sharding  # noqa: E402
 from bert_jax.objectives.mlm_nsp import MLM_NSP  # noqa: E402
 from bert_jax.training import device_feed  # noqa: E402
 from bert_jax.training.evaluate import EVALUATION_SEED  # noqa: E402
-from bert_jax.update.schedules import learning_rate  # noqa: E402
 from bert_jax.update.state import TrainState  # noqa: E402
 from bert_jax.update.step import compile_lowered, lower_train_step  # noqa: E402
 from bert_jax.workdir import log_reader  # noqa: E402
@@ -90,25 +90,11 @@ def their_model(config: TrainConfig) -> BertForPreTraining:
     return model.train()
 
 
-def their_optimizer(model: BertForPreTraining, rule: OptimizerConfig) -> torch.optim.AdamW:
-    named = list(model.named_parameters())
-    plain = [p for n, p in named if "LayerNorm" in n or n.endswith("bias")]
-    decayed = [p for n, p in named if not ("LayerNorm" in n or n.endswith("bias"))]
-    return torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": rule.weight_decay},
-            {"params": plain, "weight_decay": 0.0},
-        ],
-        betas=(rule.beta1, rule.beta2),
-        eps=rule.epsilon,
-    )
-
-
 def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
     config = config_loader.load_config_json(workdir / "config.json")
     corpus = open_corpus(corpus_directory)
     assert config.optimizer.bias_correction and len(config.phases) == 1
-    phase, rule, evaluation = config.phases[0], config.optimizer, config.evaluation
+    phase, evaluation = config.phases[0], config.evaluation
     shared = {
         "collator": MLM_NSP,
         "vocabulary": corpus.vocabulary,
@@ -130,17 +116,11 @@ def main(corpus_directory: Path, workdir: Path, steps: int | None) -> None:
     torch.manual_seed(config.seed)
     torch.set_num_threads(os.cpu_count() or 1)
     model = their_model(config)
-    optimizer = their_optimizer(model, rule)
+    update = Updates(model, config)
 
     def their_step(step: int, batch) -> None:
         mlm, nsp, masked = losses(model, batch)
-        optimizer.zero_grad()
-        (mlm / masked + nsp / phase.global_batch_size).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), rule.clip_norm)
-        rate = learning_rate(jax.numpy.int32(step), config=rule, total_steps=config.total_steps)
-        for group in optimizer.param_groups:
-            group["lr"] = float(rate)
-        optimizer.step()
+        update(mlm / masked + nsp / phase.global_batch_size, step)
 
     every_row = range(phase.global_batch_size)
     print(f"{'step':>6} {'ours':>8} {'torch':>8} {'difference':>10}")

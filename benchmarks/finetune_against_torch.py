@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from torch_updates import Updates
 from transformers import (
     BertConfig,
     BertForQuestionAnswering,
@@ -38,7 +39,6 @@ from bert_jax.registry import TASKS
 from bert_jax.tasks.finetune import Settings, _beginning, training_batches
 from bert_jax.tasks.sweep import _config
 from bert_jax.tasks.task_data import Sources, load_task
-from bert_jax.update.schedules import learning_rate
 from bert_jax.update.step import compile_lowered, lower_train_step
 
 # Files of tasks other than GLUE.
@@ -120,8 +120,7 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     config = _config(source, data, settings)
     state = _beginning(config, source).to_mesh(mesh)
     theirs = torch_model(state.params, config)
-    rule, size = config.optimizer, config.phases[0].global_batch_size
-    optimizer = torch_optimizer(theirs, rule)
+    size, update = config.phases[0].global_batch_size, Updates(theirs, config)
     torch.manual_seed(seed)
     objective, losses = TaskObjective(config.head), {"ours": [], "torch": []}
     # One step for each shape of a batch.
@@ -145,16 +144,10 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
         losses["ours"].append(float(values["loss"]))
         jax.block_until_ready(state)
         between = time.perf_counter()
-        for group in optimizer.param_groups:
-            rate = learning_rate(jax.numpy.int32(step), config=rule, total_steps=config.total_steps)
-            group["lr"] = float(rate)
         # Like its data collator: as long as the longest row of the batch.
         length = int(features.lengths[chosen].max())
         loss = torch_loss(theirs, features, chosen, length)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(theirs.parameters(), rule.clip_norm)
-        optimizer.step()
+        update(loss, step)
         losses["torch"].append(loss.item())
         seconds["torch"].append(time.perf_counter() - between)
         seconds["ours"].append(between - began)
@@ -190,17 +183,6 @@ def torch_model(params, config) -> torch.nn.Module:
     left = model.load_state_dict(tensors, strict=False)
     assert not left.missing_keys and not left.unexpected_keys, left
     return model.train()
-
-
-def torch_optimizer(model, rule) -> torch.optim.AdamW:
-    named = list(model.named_parameters())
-    plain = [p for n, p in named if "LayerNorm" in n or n.endswith("bias")]
-    decayed = [p for n, p in named if not ("LayerNorm" in n or n.endswith("bias"))]
-    groups = [
-        {"params": decayed, "weight_decay": rule.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, betas=(rule.beta1, rule.beta2), eps=rule.epsilon)
 
 
 def torch_inputs(features, rows, length: int) -> dict[str, torch.Tensor]:

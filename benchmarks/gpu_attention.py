@@ -1,21 +1,17 @@
 """Compares attention backends on a GPU, one layer forward and backward: errors and time.
 
-    python benchmarks/gpu_attention.py [--tokens 16384] [--dropout 0.1] [--blocks] [NAME ...]
+    python benchmarks/gpu_attention.py [--tokens 16384] [--dropout 0.1] [NAME ...]
 
 Heads of size 64 in bfloat16. Rows are packed with sequences of random lengths, with some padding at
 the end of every row. The error is the largest difference from `plain` in float32 over real tokens,
 relative to the largest value, for outputs and gradients; `plain` in bfloat16 also has an error. A
-program chains several calls of the layer, and the fastest of five runs counts. `--blocks` only
-measures the kernels of `triton`, with other block sizes.
+program chains several calls of the layer, and the fastest of five runs counts.
 """
 
 import argparse
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -23,20 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.model.attention import triton
-from bert_jax.model.attention.triton import KernelBlocks
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.mask import Mask
 from bert_jax.registry import ATTENTION
 
 _SIZE, _WINDOW = 64, 128
 _LAYERS, _RUNS = 8, 5
-# Queries, keys, warps and stages of each kernel; one of them is changed at a time.
-_BLOCKS = {
-    "_FORWARD": [(64, 32, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3)],
-    "_BACKWARD_KEYS": [(32, 64, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2), (32, 64, 4, 1)],
-    "_BACKWARD_QUERIES": [(64, 32, 4, 3), (64, 64, 4, 3), (128, 32, 4, 2), (64, 64, 4, 1)],
-}
 
 
 def mask_of(
@@ -81,45 +69,13 @@ def seconds(name: str, mask: Mask, arrays, rate: float) -> float:
         return q, k, v
 
     program = jax.jit(many)
-    return fastest(lambda: program(*arrays), times=1) / _LAYERS
-
-
-def fastest(call: Callable[[], Any], *, times: int) -> float:
-    """Returns the time of a call: the fastest of several runs with `times` calls each."""
-    jax.block_until_ready(call())
+    jax.block_until_ready(program(*arrays))
     found = []
     for _ in range(_RUNS):
         began = time.perf_counter()
-        jax.block_until_ready([call() for _ in range(times)][-1])
-        found.append((time.perf_counter() - began) / times)
-    return min(found)
-
-
-def try_blocks(mask: Mask, arrays, rate: float) -> None:
-    """Prints the time of the forward pass for each choice of its blocks, and of the backward pass
-    for each choice of its two kernels' blocks."""
-    by_token = [jnp.transpose(x, (0, 3, 1, 2)) for x in arrays]
-    length = by_token[0].shape[1]
-    key = DropoutKey.create(seed=0, step=jnp.uint32(0), rows_B=jnp.arange(len(by_token[0])))
-    _, kept = jax.jit(lambda *x: triton._forward(*x, mask, key, rate))(*by_token[:3])
-
-    def forward(*arrays):
-        return triton._forward(*arrays, mask, key, rate)[0]
-
-    def backward(kept, g):
-        return triton._backward(rate, kept, g)[:3]
-
-    for kernel, choices in _BLOCKS.items():
-        own = getattr(triton, kernel)
-        is_forward = kernel == "_FORWARD"
-        given = by_token[:3] if is_forward else (kept, by_token[3])
-        for blocks in choices:
-            setattr(triton, kernel, KernelBlocks(*blocks))
-            # A new function for each choice, because jax would reuse the previous program.
-            program = jax.jit(partial(forward if is_forward else backward)).lower(*given).compile()
-            ms = 1000 * fastest(lambda: program(*given), times=20)  # noqa: B023
-            print(f"| {length:,} | `{kernel}` | {blocks} | {ms:.3f} |", flush=True)
-        setattr(triton, kernel, own)
+        jax.block_until_ready(program(*arrays))
+        found.append(time.perf_counter() - began)
+    return min(found) / _LAYERS
 
 
 def main() -> None:
@@ -129,7 +85,6 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--mean", type=float, default=250, help="mean tokens per sequence")
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--blocks", action="store_true")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 1024, 8192])
     options = parser.parse_args()
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}, {options.tokens} tokens")
@@ -143,9 +98,6 @@ def main() -> None:
             for _ in range(4)
         ]
         rounded = [x.astype(jnp.bfloat16) for x in exact]
-        if options.blocks:
-            try_blocks(mask_of(rows, length, None, options.mean, draw), rounded, options.dropout)
-            continue
         for window in (None, _WINDOW):
             mask = mask_of(rows, length, window, options.mean, draw)
             small = [x[:1] for x in exact]

@@ -11,17 +11,15 @@ a separate process; they compile at the same time, and are measured in turn.
 
 import argparse
 import json
-import os
 import statistics
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
-from train_step import LeftOut, Peer
+from train_step import LeftOut, Peer, serve
 
 # A config, the length of its rows and their number.
 SHAPES = {
@@ -177,19 +175,6 @@ def _torch(shape: str, *, is_compiled: bool):
     return run
 
 
-def worker(peer: str, shape: str, attention: str) -> None:
-    """Runs the number of steps that stdin requests, and prints the seconds per step to stdout."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # keeps the output of libraries out of the answers
-    run = globals()[peer](shape, attention)
-    run(WARM)
-    for line in sys.stdin:
-        run(1)
-        began = time.perf_counter()
-        run(int(line))
-        print((time.perf_counter() - began) / int(line), file=answers, flush=True)
-
-
 def compare(shapes: list[str], attention: str, names: list[str]) -> None:
     """Compares both sides for shapes with processes that exist at the same time."""
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -248,6 +233,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        worker(sys.argv[2], *sys.argv[3].split())
+        make, given = globals()[sys.argv[2]], sys.argv[3].split()
+        serve(lambda: make(*given), warm=WARM, lead=1)
     else:
         main()

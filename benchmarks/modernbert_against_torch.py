@@ -35,6 +35,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from torch_updates import Updates  # noqa: E402
 
 from bert_jax.config import (  # noqa: E402
     ComputeConfig,
@@ -52,7 +53,6 @@ from bert_jax.interchange import huggingface  # noqa: E402
 from bert_jax.model import bert, sharding  # noqa: E402
 from bert_jax.objectives.mlm import MLM  # noqa: E402
 from bert_jax.training.evaluate import EVALUATION_SEED  # noqa: E402
-from bert_jax.update.schedules import learning_rate  # noqa: E402
 from bert_jax.update.state import TrainState  # noqa: E402
 from bert_jax.update.step import compile_lowered, lower_train_step  # noqa: E402
 
@@ -126,7 +126,6 @@ class Ours:
 
 class Theirs:
     def __init__(self, config: TrainConfig, words: Path):
-        self.config = config
         with tempfile.TemporaryDirectory() as name:
             params = bert.init_params(config.model, config.head, seed=config.seed)
             huggingface.write(
@@ -136,18 +135,7 @@ class Theirs:
                 Path(name) / "model", attn_implementation="sdpa", sparse_prediction=True
             )
         self.model.train()
-        rule, named = config.optimizer, list(self.model.named_parameters())
-        self.optimizer = torch.optim.AdamW(
-            [
-                {
-                    "params": [p for _, p in named if p.ndim > 1],
-                    "weight_decay": rule.weight_decay,
-                },
-                {"params": [p for _, p in named if p.ndim <= 1], "weight_decay": 0.0},
-            ],
-            betas=(rule.beta1, rule.beta2),
-            eps=rule.epsilon,
-        )
+        self._update = Updates(self.model, config, without_decay=lambda _, p: p.ndim <= 1)
 
     def loss(self, batch) -> tuple[torch.Tensor, int]:
         """Returns the mean loss of masked tokens, and their number."""
@@ -165,16 +153,7 @@ class Theirs:
 
     def update(self, batch, step: int = 0) -> float:
         loss, _ = self.loss(batch)
-        self.optimizer.zero_grad()
-        loss.backward()
-        rule = self.config.optimizer
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), rule.clip_norm)
-        rate = learning_rate(
-            jax.numpy.int32(step), config=rule, total_steps=self.config.total_steps
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = float(rate)
-        self.optimizer.step()
+        self._update(loss, step)
         return loss.item()
 
     def held_out(self, batches) -> float:

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -214,14 +214,18 @@ def products(shape: dict):
     return run
 
 
-def worker(peer: str, name: str) -> None:
-    """Runs the number of steps that stdin requests, and prints the seconds per step to stdout."""
+def serve(make: Callable[[], Callable[[int], None]], *, warm: int, lead: int = 0) -> None:
+    """Runs the number of steps that stdin requests, and prints the seconds per step to stdout.
+
+    `warm` steps precede the first request, and `lead` unmeasured steps each request.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keeps the output of libraries out of the answers
-    run = globals()[peer](SHAPES[name])
-    run(2)
+    run = make()
+    run(warm)
     for line in sys.stdin:
         steps = int(line)
+        run(lead)
         start = time.perf_counter()
         run(steps)
         print((time.perf_counter() - start) / steps, file=answers, flush=True)
@@ -318,6 +322,7 @@ def main(names: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        worker(sys.argv[2], sys.argv[3])
+        make, shape = globals()[sys.argv[2]], SHAPES[sys.argv[3]]
+        serve(lambda: make(shape), warm=2)
     else:
         main(sys.argv[1:])
