@@ -84,8 +84,8 @@ _MAY_IMPORT = {
     | {"data/tokenizer", "data/tasks", "model", "interchange", "pretrained", "inference", "tasks"},
     "lab/reference_curves": _COMMON | {"workdir", "training"},
     "lab/probes": _COMMON
-    | {"data", "data/sources", "data/tokenizer", "data/corpus", "model", "workdir", "pretrained"}
-    | {"training", "inference", "tasks"},
+    | {"data", "data/sources", "data/tokenizer", "data/corpus", "data/tasks", "model", "workdir"}
+    | {"pretrained", "training", "inference", "tasks"},
     "lab/reports": _COMMON | {"workdir", "lab/reference_curves"},
     "lab/planning": _COMMON
     | {"data", "data/tokenizer", "data/corpus", "data/pretraining"}
