@@ -116,7 +116,7 @@ def _fields(options: ConfigOptions, resolved: TrainConfig) -> None:
 def _sequences(options: ConfigOptions, config: TrainConfig) -> None:
     """Prints the rows and epochs of each phase and source, and the padding of an epoch."""
     from bert_jax.data.corpus.several import open_corpora
-    from bert_jax.data.pretraining.padding import source_rows
+    from bert_jax_lab.planning.padding import source_rows
 
     if (place := corpora(options.corpus)) is None:
         raise UsageError("config sequences needs --corpus DIR, a directory of bert-jax prepare")

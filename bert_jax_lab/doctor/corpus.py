@@ -8,12 +8,12 @@ import numpy as np
 from bert_jax.config import TrainConfig
 from bert_jax.data.corpus.several import open_corpora
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split, read_manifest
-from bert_jax.data.pretraining.padding import SourceRows, middle, source_rows
 from bert_jax.errors import some
 from bert_jax.registry import OBJECTIVES, SEQUENCE_FORMATS
 from bert_jax.training import preflight
 from bert_jax.training.pretrain import pipeline_of
 from bert_jax_lab.doctor.finding import PASSED, Finding, passed, warned
+from bert_jax_lab.planning.padding import SourceRows, middle, source_rows
 
 # Larger corpora are not read completely: it would take more than a minute.
 _READ_WHOLE = 20_000_000_000

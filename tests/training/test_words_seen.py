@@ -59,7 +59,7 @@ def test_the_step_of_a_number_of_words(at_words, steps):
 def test_an_epoch_has_all_words_of_the_training_split(corpus):
     opened = open_corpus(corpus)
     pipeline = pipeline_of(_CONFIG, opened)
-    rows = [stream.first.rows for (stream,) in pipeline._streams]
+    rows = [stream.epoch_rows for mixture in pipeline._mixtures for stream in mixture.streams]
     words = opened.manifest["counts"]["train"]["words"]
     assert words_seen(pipeline, opened, 0) == 0
     assert words_seen(pipeline, opened, 20) == round(20 * 16 / rows[0] * words)

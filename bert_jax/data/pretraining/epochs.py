@@ -1,18 +1,10 @@
-"""Caches plans in memory, and defines the size of the first epoch of a phase."""
+"""Caches plans in memory."""
 
 import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
-
-
-class FirstEpoch(NamedTuple):
-    """The size of epoch 0 of a phase. The examples of all epochs are numbered by this size."""
-
-    examples: int
-    rows: int  # equal to `examples` if rows are not packed
-    tokens: int  # of all examples; 0 if rows are not packed
+from typing import Any
 
 
 class EpochCache:

@@ -1,4 +1,4 @@
-"""Combines the rows of several sources into the batches of one phase.
+"""Combines the rows of the sources into the batches of one phase.
 
 A batch contains the rows of the first source, then those from the second source, and so on
 (dealing.py). Planning one row of each of 200 sources would take longer than reading the batch, so
@@ -27,7 +27,7 @@ class Mixture:
     """The planned rows of a batch, as a function of its step. Safe to use from several threads."""
 
     def __init__(self, streams: Sequence[Stream], *, dealing: Dealing, phase: PhaseConfig):
-        self._streams, self._phase, self._dealing = streams, phase, dealing
+        self.streams, self._phase, self._dealing = streams, phase, dealing
         self._runs = EpochCache(self._plan, keep=_KEPT)
 
     def rows_before(self, step: int) -> np.ndarray:
@@ -36,7 +36,7 @@ class Mixture:
 
     def take(self, step: int, rows: range) -> Taken:
         """Returns the given rows of the batch of a step, which counts within the phase."""
-        steps = -(-_TOGETHER * len(self._streams) // len(rows))
+        steps = -(-_TOGETHER * len(self.streams) // len(rows))
         run, place = divmod(step, steps)
         taken, order = self._runs.get((run * steps, (run + 1) * steps, rows.start, rows.stop))
         return taken.rows(order[place * len(rows) : (place + 1) * len(rows)])
@@ -54,7 +54,7 @@ class Mixture:
         places = (steps[:, None] - first) * (stop - start) + low - start
         parts, at = [], []
         for source in np.flatnonzero((high > low).any(0)).tolist():
-            stream, count = self._streams[source], (high - low)[:, source]
+            stream, count = self.streams[source], (high - low)[:, source]
             numbers = ranges((before[:-1] + low - begins)[:, source], count)
             taken = stream.take(numbers)
             parts.append(taken._replace(numbers=taken.numbers + source * _APART))

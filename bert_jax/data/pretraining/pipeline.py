@@ -1,9 +1,9 @@
 """Batches as a pure function of (corpus, options, seed, step) in NumPy, and their tf.data pipeline.
 
-Row r of step s of a phase is row number s * global_batch_size + r of the corpus (stream.py). If
-there are several sources, the rows of a batch are shared out to them, and each source numbers its
-rows (mixture.py). A batch does not depend on earlier batches: a run resumes from its step, and
-hosts agree because they request rows of the same step.
+The rows of a batch are shared out to the sources of the corpus (mixture.py), and each source
+numbers its rows (stream.py): row r of step s of a phase is row s * global_batch_size + r of a
+single source. A batch does not depend on earlier batches: a run resumes from its step, and hosts
+agree because they request rows of the same step.
 """
 
 import bisect
@@ -82,35 +82,20 @@ class Pipeline:
         self._unpacked = tuple(
             phase.unpacked(o.masked_lm_prob) for phase, (_, o) in zip(phases, pairs, strict=True)
         )
-        self._phase_ends = list(itertools.accumulate(phase.steps for phase in phases))
-        several = sources if len(sources) > 1 else {}
-        tokens = {name: source.tokens for name, source in several.items()}
-        self._names = tuple(several)
-        self._shares = [shares(o, tokens) for o in each] if several else []
-        self._streams = [
-            self._streams_of(index, several or {"": split}, blocks) for index in range(len(phases))
-        ]
-        # None if there is one source.
-        self._mixtures = [
-            Mixture(streams, dealing=self._dealing(index), phase=phases[index]) if several else None
-            for index, streams in enumerate(self._streams)
-        ]
+        ends = itertools.accumulate(phase.steps for phase in phases)
+        self._phase_starts = [0, *ends][: len(phases)]
+        self._sources = sources if len(sources) > 1 else {"": split}
+        tokens = {name: source.tokens for name, source in self._sources.items()}
+        self._shares = [shares(o, tokens) if len(tokens) > 1 else [1.0] for o in each]
+        self._mixtures = [self._mixture(index, blocks) for index in range(len(phases))]
 
-    def _has_pairs(self, index: int) -> bool:
-        """Returns whether the rows of a phase are pairs, so that a batch has one source."""
-        return SEQUENCE_FORMATS[self._options[index].sequence_format].texts > 1
-
-    def _dealing(self, index: int) -> Dealing:
-        rows = self._phases[index].global_batch_size
-        return Dealing(self._shares[index], rows, one_source_per_batch=self._has_pairs(index))
-
-    def _streams_of(self, index: int, sources: Mapping[str, Split], blocks: Blocks) -> list[Stream]:
+    def _mixture(self, index: int, blocks: Blocks) -> Mixture:
         options, phase, unpacked = self._options[index], self._phases[index], self._unpacked[index]
-        parts = self._shares[index] if self._shares else [1.0]
-        if self._has_pairs(index):
-            parts = [1.0] * len(parts)
+        parts, rows = self._shares[index], phase.global_batch_size
+        # All rows of a batch of pairs come from one source.
+        one_source = SEQUENCE_FORMATS[options.sequence_format].texts > 1
         streams = []
-        for number, split in enumerate(sources.values()):
+        for number, (split, part) in enumerate(zip(self._sources.values(), parts, strict=True)):
             _check_sizes(split, options, unpacked.sequence_length, unpacked.max_predictions)
             # Parallel sources, such as translations, must not be shuffled in the same order.
             seed = counter_rng.derive(self._seed, Key.SOURCE, number) if number else self._seed
@@ -121,60 +106,47 @@ class Pipeline:
                     phase=phase,
                     index=index,
                     seed=seed,
-                    rows=max(1, int(parts[number] * phase.global_batch_size)),
+                    rows=rows if one_source else max(1, int(part * rows)),
                     blocks=blocks,
                 )
             )
-        return streams
+        dealing = Dealing(parts, rows, one_source_per_batch=one_source)
+        return Mixture(streams, dealing=dealing, phase=phase)
 
     def batch_at(self, step: int, rows: range) -> Batch:
         """Returns the given rows of the batch of `step`, which counts over all phases.
 
         The concatenation of consecutive ranges is the batch, in whatever order they are computed.
         """
-        index = bisect.bisect_right(self._phase_ends, step)
-        phase, mixture = self._phases[index], self._mixtures[index]
-        local_step = step - (self._phase_ends[index] - phase.steps)
-        if mixture is not None:
-            return self._made(index, mixture.take(local_step, rows))
-        numbers = local_step * phase.global_batch_size + np.arange(rows.start, rows.stop)
-        (stream,) = self._streams[index]
-        batch = self._made(index, stream.take(numbers))
-        stream.plan_ahead(numbers, phase.steps * phase.global_batch_size - 1)
-        return batch
+        index = bisect.bisect_right(self._phase_starts, step) - 1
+        taken = self._mixtures[index].take(step - self._phase_starts[index], rows)
+        return self._made(index, taken)
 
     def fill(self, phase_index: int) -> packing.Fill:
         """Returns the mean sequences and tokens of a packed row of a phase."""
-        parts = self._shares[phase_index] if self._shares else [1.0]
-        firsts = [stream.first for stream in self._streams[phase_index]]
-        each = list(zip(parts, firsts, strict=True))
+        streams = self._mixtures[phase_index].streams
+        each = list(zip(self._shares[phase_index], streams, strict=True))
         return packing.Fill(
-            sum(part * first.examples / first.rows for part, first in each),
-            sum(part * first.tokens / first.rows for part, first in each),
+            sum(part * stream.unit_examples / stream.unit_rows for part, stream in each),
+            sum(part * stream.unit_tokens / stream.unit_rows for part, stream in each),
         )
 
     def shares(self, phase_index: int) -> dict[str, float]:
         """Returns the share of each source in the rows of a phase; empty if there is one source."""
-        each = self._shares[phase_index] if self._shares else ()
-        return dict(zip(self._names, each, strict=True))
+        each = dict(zip(self._sources, self._shares[phase_index], strict=True))
+        return each if len(each) > 1 else {}
 
     def epochs(self, step: int) -> dict[str, float]:
         """Returns the number of epochs of each source in the batches before `step`, over all
         phases. The name of a single source is "".
         """
-        names = self._names or ("",)
-        found, begin = dict.fromkeys(names, 0.0), 0
-        for phase, streams, mixture, end in zip(
-            self._phases, self._streams, self._mixtures, self._phase_ends, strict=True
+        found = dict.fromkeys(self._sources, 0.0)
+        for phase, mixture, begin in zip(
+            self._phases, self._mixtures, self._phase_starts, strict=True
         ):
-            if step > begin:
-                steps = min(step, end) - begin
-                rows = [steps * phase.global_batch_size]
-                if mixture is not None:
-                    rows = mixture.rows_before(steps).tolist()
-                for name, stream, count in zip(names, streams, rows, strict=True):
-                    found[name] += count / stream.first.rows if count else 0.0
-            begin = end
+            rows = mixture.rows_before(min(max(step - begin, 0), phase.steps)).tolist()
+            for name, stream, count in zip(found, mixture.streams, rows, strict=True):
+                found[name] += count / stream.epoch_rows if count else 0.0
         return found
 
     def _made(self, index: int, taken: Taken) -> Batch:

@@ -16,8 +16,9 @@ has a table of packed rows, which lists some of its E examples per row. Another 
 row of the unit to a row of the table.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -27,7 +28,7 @@ from bert_jax.data import counter_rng
 from bert_jax.data.corpus.pieces import Blocks, Pieces
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.pretraining import packing
-from bert_jax.data.pretraining.epochs import EpochCache, FirstEpoch
+from bert_jax.data.pretraining.epochs import EpochCache
 from bert_jax.data.pretraining.spans import ranges
 from bert_jax.registry import SEQUENCE_FORMATS
 
@@ -88,19 +89,36 @@ class Stream:
         self._pieces = Pieces(split, blocks)
         self._lanes = math.gcd(rows, self._pieces.lanes)
         self._units = self._lanes * self._pieces.blocks  # per epoch
-        self._first: FirstEpoch | None = None
         # Several threads work at several steps, and a step may need units of two blocks.
         keep = 2 if self._units == 1 else 3 * self._lanes
         self.plans = EpochCache(self._plan, keep=keep)
         # None if rows are not packed.
         self.packings = EpochCache(self._pack, keep=keep) if options.packing != "none" else None
 
+    @functools.cached_property
+    def unit_examples(self) -> int:
+        """E, the number of examples of a unit, by which all examples are numbered."""
+        return self._mean(lambda unit: len(self.plans.get(unit)))
+
+    @functools.cached_property
+    def unit_rows(self) -> int:
+        """The number of rows of a unit: E if rows are not packed."""
+        return self._mean(lambda unit: len((self.packings or self.plans).get(unit)))
+
+    @functools.cached_property
+    def unit_tokens(self) -> int:
+        """The number of tokens of the examples of a unit."""
+        return self._mean(lambda unit: int(self.plans.get(unit).lengths.sum()))
+
     @property
-    def first(self) -> FirstEpoch:
-        """The size of the first epoch. Plans this epoch, or a sample of it."""
-        if self._first is None:
-            self._first = self._counted()
-        return self._first
+    def epoch_rows(self) -> int:
+        """The number of rows of an epoch."""
+        return self.unit_rows * self._units
+
+    def _mean(self, count: Callable[[int], int]) -> int:
+        """Returns the mean over the first epoch, or over a sample of its units."""
+        units = range(math.ceil(_SAMPLE * self._lanes))
+        return sum(map(count, units)) // len(units)
 
     def take(self, numbers: np.ndarray) -> Taken:
         """Returns the rows of the given numbers, in ascending order."""
@@ -114,7 +132,7 @@ class Stream:
         of a unit. `last` is the last row of the phase: units after it are not planned.
         """
         units, offsets = self._places_of(numbers)
-        near = 0 if self._pieces.is_cut else _PLAN_AHEAD * self._unit.rows
+        near = 0 if self._pieces.is_cut else _PLAN_AHEAD * self.unit_rows
         for unit in np.unique(units[offsets >= near]).tolist():
             if self._first_row(unit + self._lanes) <= last:
                 (self.packings or self.plans).begin(unit + self._lanes)
@@ -122,33 +140,28 @@ class Stream:
     def _planned(self, numbers: np.ndarray) -> Any:
         """Returns the planned examples of the given numbers, in ascending order of units."""
         parts = []
-        for unit, offsets in _by_unit(*np.divmod(numbers, self._unit.examples)):
+        for unit, offsets in _by_unit(*np.divmod(numbers, self.unit_examples)):
             plan = self.plans.get(unit)
             parts.append(plan.take(self._shuffled(unit, offsets, len(plan))))
         return parts[0] if len(parts) == 1 else type(parts[0]).join(parts)
-
-    @property
-    def _unit(self) -> FirstEpoch:
-        """The size of a unit."""
-        return FirstEpoch(*(count // self._units for count in self.first))
 
     def _places_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the unit of each row, and the position of the row in the unit."""
         a_lane = self._rows // self._lanes  # rows per step
         step, row = np.divmod(numbers, self._rows)
         lane, within = np.divmod(row, a_lane)
-        turn, offsets = np.divmod(step * a_lane + within, self._unit.rows)
+        turn, offsets = np.divmod(step * a_lane + within, self.unit_rows)
         return turn * self._lanes + lane, offsets
 
     def _first_row(self, unit: int) -> int:
         turn, lane = divmod(unit, self._lanes)
         a_lane = self._rows // self._lanes
-        step, within = divmod(turn * self._unit.rows, a_lane)
+        step, within = divmod(turn * self.unit_rows, a_lane)
         return step * self._rows + lane * a_lane + within
 
     def _taken(self, units: np.ndarray, offsets: np.ndarray) -> Taken:
         """Returns rows of units, in ascending order of units."""
-        size = self._unit.examples
+        size = self.unit_examples
         if self.packings is None:
             numbers = units * size + offsets
             return Taken(self._planned(numbers), numbers, None)
@@ -163,30 +176,6 @@ class Stream:
             found.append((unit * size + examples.astype(np.int64), counts))
         examples, counts = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return Taken(self._planned(examples), examples, counts)
-
-    def _counted(self) -> FirstEpoch:
-        """Returns the size of an epoch, extrapolated from its first units."""
-        examples = rows = self._examples
-        tokens = 0
-        if self.packings is not None:
-            made = [len(self.packings.get(unit)) for unit in self._sample]
-            rows = sum(made) // len(made)
-            counts = [int(self.plans.get(unit).lengths.sum()) for unit in self._sample]
-            tokens = sum(counts) // len(counts)
-        return FirstEpoch(examples * self._units, rows * self._units, tokens * self._units)
-
-    @property
-    def _sample(self) -> range:
-        """The units that are averaged to compute E."""
-        return range(math.ceil(_SAMPLE * self._lanes))
-
-    @property
-    def _examples(self) -> int:
-        """E, the number of examples of a unit."""
-        if self._first is not None:
-            return self._first.examples // self._units
-        sizes = [len(self.plans.get(unit)) for unit in self._sample]
-        return sum(sizes) // len(sizes)
 
     def _plan(self, unit: int) -> Any:
         epoch, place = divmod(unit, self._units)
@@ -209,7 +198,7 @@ class Stream:
 
     def _pack(self, unit: int) -> packing.Packing:
         phase, plan = self._phase, self.plans.get(unit)
-        lengths = plan.lengths[self._shuffled(unit, np.arange(self._examples), len(plan))]
+        lengths = plan.lengths[self._shuffled(unit, np.arange(self.unit_examples), len(plan))]
         return packing.best_fit(lengths, length=phase.sequence_length, most=phase.sequences)
 
     def _shuffled(self, unit: int, offsets: np.ndarray, size: int) -> np.ndarray:

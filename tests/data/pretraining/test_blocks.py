@@ -10,6 +10,7 @@ import pytest
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data.corpus.pieces import Blocks, Pieces
 from bert_jax.data.corpus.store import Split
+from bert_jax.data.pretraining import mixture
 from bert_jax.data.pretraining.epochs import EpochCache
 from bert_jax.data.pretraining.pipeline import Pipeline
 from bert_jax.data.pretraining.stream import Stream
@@ -87,7 +88,7 @@ def first_tokens(pipeline: Pipeline, steps) -> np.ndarray:
 )
 def test_any_hosts_and_any_order_have_the_same_rows(kind, rows, blocks):
     whole = made(KINDS[kind], rows=rows, blocks=blocks)
-    size = stream(KINDS[kind], rows, blocks).first.rows
+    size = stream(KINDS[kind], rows, blocks).epoch_rows
     steps = [0, 1, *range(size // rows // 4 - 1, 2 * size // rows, size // rows // 4)]
     expected = {step: whole.batch_at(step, range(rows)) for step in steps}
     for first, end in itertools.pairwise([0, 1, rows // 2, rows]):
@@ -101,7 +102,7 @@ def test_any_hosts_and_any_order_have_the_same_rows(kind, rows, blocks):
 def test_a_pass_sees_nearly_all_rows_once(kind):
     """Units differ in size: a larger one omits a few rows, a smaller one repeats some."""
     pipeline, planner = made(KINDS[kind]), stream(KINDS[kind])
-    size = planner.first.rows
+    size = planner.epoch_rows
     units = [planner.plans.get(unit) for unit in range(LANES * Pieces(SPLIT, BLOCKS).blocks)]
     planned = {int(start) for plan in units for start in plan.start[plan.bounds[:-1]]}
     assert sum(map(len, units)) == pytest.approx(size, rel=0.05)
@@ -117,10 +118,11 @@ def test_a_pass_sees_nearly_all_rows_once(kind):
 
 @pytest.mark.usefixtures("nothing_ahead")
 def test_a_host_only_plans_the_pieces_of_its_rows(monkeypatch):
+    monkeypatch.setattr(mixture, "_TOGETHER", 1)  # one step at a time
     planned: list[int] = []
     take = Pieces.__getitem__
     monkeypatch.setattr(Pieces, "__getitem__", lambda self, n: planned.append(n) or take(self, n))
-    steps = stream().first.rows // ROWS
+    steps = stream().epoch_rows // ROWS
     sampled = {*planned}
     assert len(planned) == len(sampled) == 4, "a sample: two lanes of eight"
     there = len(Pieces(SPLIT, BLOCKS))
@@ -140,7 +142,7 @@ def test_the_units_of_the_next_block_are_planned_ahead(monkeypatch):
     begun: list[int] = []
     monkeypatch.setattr(EpochCache, "begin", lambda _, unit: begun.append(unit))
     planner = stream()
-    rows = planner.first.rows // Pieces(SPLIT, BLOCKS).blocks  # per block
+    rows = planner.epoch_rows // Pieces(SPLIT, BLOCKS).blocks  # per block
     third = np.arange(2 * rows, 2 * rows + 4)  # in two of its lanes
     planner.plan_ahead(third, last=10 * rows)
     assert begun == [24, 25], "those of this host"
@@ -159,7 +161,7 @@ def test_batches_are_as_varied_as_independent_draws_from_a_block():
     pipeline = made(options)
     pieces = Pieces(SPLIT, BLOCKS)
     edges = np.array([int(pieces[number].sentence_starts[0]) for number in range(len(pieces))])
-    steps = stream(options).first.rows / pieces.blocks / ROWS  # per block
+    steps = stream(options).epoch_rows / pieces.blocks / ROWS  # per block
     draw, ratios, places = np.random.default_rng(0), [], []
     for block in range(pieces.blocks):
         within = range(math.ceil(block * steps), int((block + 1) * steps))

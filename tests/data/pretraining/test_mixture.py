@@ -168,7 +168,7 @@ def test_the_first_source_has_the_same_rows_without_others():
     rows = [both.batch_at(step, range(5)) for step in range(8)]
     for name, array in plain.batch_at(0, range(ROWS)).items():
         assert np.array_equal(np.concatenate([r[name] for r in rows])[:ROWS], array), name
-    assert plain.epochs(40) == {"": 40 * ROWS / plain._streams[0][0].first.rows}
+    assert plain.epochs(40) == {"": 40 * ROWS / plain._mixtures[0].streams[0].epoch_rows}
 
 
 def test_phases_may_have_weights_and_epochs_are_counted():
@@ -178,8 +178,8 @@ def test_phases_may_have_weights_and_epochs_are_counted():
     pipeline = made(two, phases=phases, each=each)
     assert (counts(pipeline, range(40), 2) == 10).all()
     assert (counts(pipeline, range(40, 80), 2) == [0, ROWS]).all()
-    code, talk = (stream.first.rows for stream in pipeline._streams[0])
-    later = pipeline._streams[1][1].first.rows
+    code, talk = (stream.epoch_rows for stream in pipeline._mixtures[0].streams)
+    later = pipeline._mixtures[1].streams[1].epoch_rows
     assert pipeline.epochs(0) == {"code": 0, "talk": 0}
     assert pipeline.epochs(20) == {"code": 200 / code, "talk": 200 / talk}
     assert pipeline.epochs(60) == {"code": 400 / code, "talk": 400 / talk + 400 / later}

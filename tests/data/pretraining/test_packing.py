@@ -27,7 +27,6 @@ from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.pretraining import packing
 from bert_jax.data.pretraining.batch import Batch, Field
 from bert_jax.data.pretraining.packing import best_fit, place
-from bert_jax.data.pretraining.padding import padding
 from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline
 from bert_jax.data.pretraining.stream import Stream
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
@@ -38,6 +37,7 @@ from bert_jax.objectives.objective import Objective
 from bert_jax.registry import MASKINGS, OBJECTIVES, SEQUENCE_FORMATS
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.training.pretrain import Pretraining
+from bert_jax_lab.planning.padding import padding
 from tests.batches import stream_of
 from tests.models import random_params
 from tests.synthetic_corpus import SPECIAL, random_split
@@ -144,11 +144,11 @@ def test_the_share_of_padding_is_that_of_an_epoch():
     """Within the difference of two draws of the same documents."""
     found = padding(SPLIT, options=DataConfig(), phase=PHASE, seed=3)
     alone, packed = pipeline(DataConfig()), pipeline()
-    rows = planned(DataConfig()).first.rows
+    rows = planned(DataConfig()).epoch_rows
     tokens = np.count_nonzero(rows_of(alone, 0, rows)["sequence_ids"])
     assert found.sequences == pytest.approx(rows, rel=0.15)
     assert found.unpacked == pytest.approx(1 - tokens / (rows * LENGTH), abs=0.03)
-    assert found.packed_rows == pytest.approx(planned().first.rows, rel=0.15)
+    assert found.packed_rows == pytest.approx(planned().epoch_rows, rel=0.15)
     assert found.packed == pytest.approx(1 - packed.fill(0).tokens / LENGTH, abs=0.03)
     few = padding(SPLIT, options=DataConfig(), phase=PHASE, seed=3, most_documents=30)
     assert few.sequences == pytest.approx(rows * 30 / 120, rel=0.3)
@@ -191,8 +191,9 @@ def test_a_packed_epoch_is_the_unpacked_one(objective, rows, mask, monkeypatch):
     options = dataclasses.replace(PACKED, sequence_format=rows, masking=mask)
     packed = pipeline(options, objective=objective)
     alone = pipeline(dataclasses.replace(options, packing="none"), objective=objective)
-    size, number, _ = planned(options).first
-    assert size == planned(dataclasses.replace(options, packing="none")).first.rows > number
+    of_epoch = planned(options)
+    size, number = of_epoch.unit_examples, of_epoch.unit_rows
+    assert size == planned(dataclasses.replace(options, packing="none")).epoch_rows > number
     assert rows != "sentence_pairs" or size > 1.5 * number
     batch = rows_of(packed, 0, number)
     expected = sequences_of(rows_of(alone, 0, size), objective)
@@ -271,7 +272,7 @@ def two_batches(objective: str) -> tuple[Batch, Batch]:
         "max_sequences": phase.sequences,
     }
     unpacked = pipeline(dataclasses.replace(options, packing="none"), objective=objective)
-    epoch = rows_of(unpacked, 0, planner.first.examples)
+    epoch = rows_of(unpacked, 0, planner.unit_examples)
     alone = {name: array[numbers] for name, array in epoch.items()}
     parts = [(np.arange(len(numbers)), alone)]
     apart = place(parts, np.ones(len(numbers), np.int64), **arguments)

@@ -10,6 +10,7 @@ import pytest
 
 from bert_jax.config import DataConfig, PhaseConfig
 from bert_jax.data.corpus.store import Split
+from bert_jax.data.pretraining import mixture
 from bert_jax.data.pretraining.batch import Batch, signature
 from bert_jax.data.pretraining.epochs import EpochCache
 from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline, tf_batches
@@ -48,7 +49,7 @@ def make_pipeline(
 
 def epoch_size(split: Split, phase: PhaseConfig = SMALL) -> int:
     """Returns the rows of the first epoch of `make_pipeline`."""
-    return stream_of(split, DataConfig(), phase).first.rows
+    return stream_of(split, DataConfig(), phase).epoch_rows
 
 
 def make_evaluation(split: Split, **kw) -> EvaluationSet:
@@ -232,6 +233,7 @@ def test_a_plan_that_fails_raises_when_it_is_used_and_is_tried_again(is_ahead):
 
 
 def test_the_next_epoch_is_planned_ahead(monkeypatch):
+    monkeypatch.setattr(mixture, "_TOGETHER", 1)  # one step at a time
     begun: list[int] = []
     monkeypatch.setattr(EpochCache, "begin", lambda _, epoch: begun.append(epoch))
     split = make_split()
