@@ -30,7 +30,7 @@ from bert_jax.data.corpus import encode
 from bert_jax.data.sources.read import read_documents
 from bert_jax.data.tokenizer import sentencepiece_model
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
-from bert_jax.data.tokenizer.training import train_sentencepiece
+from bert_jax.data.tokenizer.training import train_tokenizer
 from bert_jax.errors import BertJaxError
 from bert_jax.interchange import huggingface, safetensors_files
 from bert_jax.model import bert
@@ -317,7 +317,7 @@ def _saved(tokenizer: Tokenizer, folder: Path) -> dict[str, bytes]:
 def tokenizers(tmp_path_factory, vocabulary) -> dict[str, dict[str, bytes]]:
     """Returns the files of a small tokenizer of each kind."""
     texts = [" ".join("ab" * i for i in range(1, 9)) + "cdefg hij klm" * 3] * 9
-    unigram = train_sentencepiece(texts, vocab_size=24, lowercase=True)
+    unigram = train_tokenizer("sentencepiece", texts, vocab_size=24, lowercase=True)
     texts = ["the cat sat on the mat", "a b c d e f g h"] * 9
     model = sentencepiece_model.train(texts, vocab_size=20, lowercase=False)
     wordpiece = _saved(vocabulary, tmp_path_factory.mktemp("wordpiece"))

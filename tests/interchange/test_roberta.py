@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from bert_jax.data.tasks.conll import Sentence
 from bert_jax.data.tasks.encode_rows import encode_words
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.data.tokenizer.training import train_byte_level_bpe
+from bert_jax.data.tokenizer.training import train_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.interchange import huggingface
 from bert_jax.pretrained.load import foreign_config
@@ -28,7 +28,7 @@ _POSITIONS = "roberta.embeddings.position_embeddings.weight"
 def words(tmp_path_factory):
     """A directory of byte-level sub-words."""
     folder = tmp_path_factory.mktemp("words") / "bpe"
-    train_byte_level_bpe([" the bear eats honey, a bee too"] * 3, vocab_size=300).save(folder)
+    train_tokenizer("bpe", [" the bear eats honey, a bee too"] * 3, vocab_size=300).save(folder)
     return folder
 
 

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
-from bert_jax.data.tokenizer.training import train_byte_level_bpe
+from bert_jax.data.tokenizer.training import train_tokenizer
 from bert_jax.interchange import huggingface, huggingface_config
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm import MLM
@@ -121,7 +121,7 @@ def test_logits_gradients_and_the_way_back(tmp_path, model_type, changes):
     theirs = their_model(model_type=model_type)
     theirs.save_pretrained(tmp_path / "theirs")
     # 261 ids; the embedding may have more rows.
-    train_byte_level_bpe(["a b"], vocab_size=261).save(tmp_path / "words")
+    train_tokenizer("bpe", ["a b"], vocab_size=261).save(tmp_path / "words")
     foreign = huggingface.read(tmp_path / "theirs")
     assert foreign.model == dataclasses.replace(_MODEL, **changes)
     assert foreign.head == _HEAD
@@ -180,7 +180,7 @@ def test_logits_gradients_and_the_way_back(tmp_path, model_type, changes):
 @pytest.mark.parametrize("name", CLASSES)
 def test_what_we_write_is_their_class(tmp_path, name):
     """Random weights of ours, with every head."""
-    train_byte_level_bpe([" the bear eats"] * 3, vocab_size=300).save(tmp_path / "words")
+    train_tokenizer("bpe", [" the bear eats"] * 3, vocab_size=300).save(tmp_path / "words")
     written(tmp_path / "hf", tmp_path / "words", name)
     kind = getattr(transformers, f"Roberta{name}")
     theirs, report = kind.from_pretrained(tmp_path / "hf", output_loading_info=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer, wordpiece_model
-from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
+from bert_jax.data.tokenizer.training import train_tokenizer
 from tests.data.tokenizer.test_tokenizer import corpus, model_file, vocabulary
 from tests.golden import make_tokenizer_directories as directories
 from tests.paths import GOLDEN
@@ -145,13 +145,13 @@ def test_documented_differences_are_real(tmp_path):
 def saved(tmp_path_factory):
     root = tmp_path_factory.mktemp("saved")
     folders = {}
-    for name, train, size, lowercase in (
-        ("wordpiece", train_wordpiece, 650, True),
-        ("wordpiece-cased", train_wordpiece, 650, False),
-        ("sentencepiece", train_sentencepiece, 500, True),
-        ("sentencepiece-cased", train_sentencepiece, 500, False),
+    for name, kind, size, lowercase in (
+        ("wordpiece", "wordpiece", 650, True),
+        ("wordpiece-cased", "wordpiece", 650, False),
+        ("sentencepiece", "sentencepiece", 500, True),
+        ("sentencepiece-cased", "sentencepiece", 500, False),
     ):
-        tokenizer = train(corpus(), vocab_size=size, lowercase=lowercase)
+        tokenizer = train_tokenizer(kind, corpus(), vocab_size=size, lowercase=lowercase)
         folders[name] = (tokenizer, root / name)
     model = model_file(root / "m.model", user_defined_symbols=["(", "-"])
     folders["converted"] = (load_tokenizer(model), root / "converted")

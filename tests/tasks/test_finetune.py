@@ -18,7 +18,7 @@ from bert_jax.data.tasks.conll import Sentence
 from bert_jax.data.tasks.squad import Question
 from bert_jax.data.tasks.tables import TextRow
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.data.tokenizer.training import train_sentencepiece
+from bert_jax.data.tokenizer.training import train_tokenizer
 from bert_jax.errors import Diverged, NonFinite, UsageError
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.task import TaskObjective
@@ -240,7 +240,7 @@ def test_an_answer_has_the_whole_of_its_last_letter(answer, size):
     """SentencePiece composes it, and says that the token stands for the letter's first part."""
     answer = unicodedata.normalize("NFD", answer)
     texts = [f"{answer} and {answer} the cat saw {answer} {word}" for word in ("sun", "moon")] * 20
-    trained = train_sentencepiece(texts, vocab_size=size, lowercase=True)
+    trained = train_tokenizer("sentencepiece", texts, vocab_size=size, lowercase=True)
     context = f"the cat saw {answer} and the moon"
     rows = [Question("row 0", "0", "who?", context, answers=(answer,), starts=(12,))]
     task = task_of(spec_of("squad"))

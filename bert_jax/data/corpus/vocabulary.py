@@ -181,19 +181,11 @@ def _trained(job: Job, texts: Sequence[bytes]) -> Tokenizer:
         for pieces in sentences_of(text.decode(), options.rules)
         for piece in pieces
     ]
-    if kind == "bpe":
-        return training.train_byte_level_bpe(sentences, vocab_size=size)
     case, accents = options.folds_case, options.strips_accents
-    if kind == "characters":
-        return training.train_characters(sentences, vocab_size=size, lowercase=case)
-    if kind == "sentencepiece":
-        return training.train_sentencepiece(
-            sentences, vocab_size=size, lowercase=case, strip_accents=bool(accents)
-        )
-    if accents is None and case:
+    if kind == "wordpiece" and accents is None and case:
         accents = _loses_few_marks(sentences)
-    return training.train_wordpiece(
-        sentences, vocab_size=size, lowercase=case, strip_accents=accents
+    return training.train_tokenizer(
+        kind, sentences, vocab_size=size, lowercase=case, strip_accents=accents
     )
 
 

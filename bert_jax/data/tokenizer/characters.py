@@ -53,14 +53,10 @@ def is_esm(path: Path, config: dict[str, Any]) -> bool:
     return is_bare and tokenizer_files.class_of(path, config)[0] == "Esm"
 
 
-def load_esm(
-    path: Path, config: dict[str, Any], lowercase: bool | None
-) -> tuple[Any, dict[str, str]]:
+def load_esm(path: Path, config: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     """Returns the backend of `EsmTokenizer`'s vocab.txt, and the special tokens by role; <eos>
-    separates texts. Raises UsageError for a repeated line or if `lowercase` is true.
+    separates texts. Raises UsageError for a repeated line.
     """
-    if lowercase:
-        raise UsageError(f"{path} keeps the case of text; it cannot be loaded with lowercase=True")
     tokens = tokenizer_files.read_text(path).strip().split("\n")
     ids = {token.strip(): number for number, token in enumerate(tokens)}
     if len(ids) < len(tokens):

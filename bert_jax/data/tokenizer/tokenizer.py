@@ -307,43 +307,53 @@ def load_tokenizer(
     if advice := hub.pickle_advice(file):
         raise UsageError(f"tokenizer {advice}")
     config = tokenizer_files.read_config(file.parent / "tokenizer_config.json")
-    if not characters.is_esm(file, config):
-        tokenizer_files.require_class(file, config)
-    if byte_level_bpe.is_file_of(file) or file.suffix == ".json":
-        load = _load_byte_level if byte_level_bpe.is_file_of(file) else _load_json
-        tokenizer = load(file, config)
-        if lowercase is not None and lowercase != tokenizer.lowercase:
-            raise UsageError(
-                f"{file} {'lower-cases' if tokenizer.lowercase else 'keeps the case of'} text; "
-                f"it cannot be loaded with lowercase={lowercase}"
-            )
-    elif file.suffix == ".model":
-        backend = sentencepiece_model.load(file, config, lowercase)
-        names = special_tokens.configured(config)
-        tokenizer = Tokenizer(backend, source=str(file), names=names)
-        if lowercase is False and tokenizer.lowercase:
-            raise UsageError(f"{file} folds case itself; it cannot be loaded with lowercase=False")
-    elif characters.is_esm(file, config):
-        backend, names = characters.load_esm(file, config, lowercase)
-        tokenizer = Tokenizer(backend, source=str(file), names=names)
-    else:
-        if strip_accents is not None:
-            config = {**config, "strip_accents": strip_accents}
-        backend, names = wordpiece_model.load(file, config, lowercase)
-        tokenizer, strip_accents = Tokenizer(backend, source=str(file), names=names), None
+    backend, names = _loaded(file, config, lowercase, strip_accents)
+    # Some tokenizer.json put other special tokens around a text.
+    theirs = special_tokens.examples(backend) if _is_whole(file) else None
+    tokenizer = Tokenizer(backend, source=str(file), names=names)
+    if theirs is not None:
+        ours = special_tokens.examples(backend)
+        special_tokens.note_other_forms(theirs, ours, source=str(file))
     tokenizer_files.require_extra_tokens(file, config, tokenizer.special_names)
-    if strip_accents is not None and strip_accents != tokenizer.strips_accents:
-        raise UsageError(
-            f"{file} {'strips' if tokenizer.strips_accents else 'keeps'} accents; it cannot be "
-            f"loaded with strip_accents={strip_accents}"
-        )
+    case = "lower-cases" if tokenizer.lowercase else "keeps the case of"
+    accents = "strips accents from" if tokenizer.strips_accents else "keeps accents in"
+    for option, asked, found, does in (
+        ("lowercase", lowercase, tokenizer.lowercase, case),
+        ("strip_accents", strip_accents, tokenizer.strips_accents, accents),
+    ):
+        if asked is not None and asked != found:
+            raise UsageError(f"{file} {does} text; it cannot be loaded with {option}={asked}")
     return tokenizer
 
 
 # --- loading --------------------------------------------------------------------------------------
 
 
-def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
+def _is_whole(path: Path) -> bool:
+    """Returns whether a file is a tokenizer.json, which defines all steps of a tokenizer."""
+    return path.suffix == ".json" and not byte_level_bpe.is_file_of(path)
+
+
+def _loaded(
+    path: Path, config: dict[str, Any], lowercase: bool | None, strip_accents: bool | None
+) -> tuple[Any, dict[str, str]]:
+    """Returns the backend of a file, and the known special tokens by role."""
+    if characters.is_esm(path, config):
+        return characters.load_esm(path, config)
+    tokenizer_files.require_class(path, config)
+    if byte_level_bpe.is_file_of(path):
+        return byte_level_bpe.load(path.parent, config), special_tokens.configured(config)
+    if _is_whole(path):
+        return _load_json(path, config)
+    if path.suffix == ".model":
+        backend = sentencepiece_model.load(path, config, lowercase)
+        return backend, special_tokens.configured(config)
+    if strip_accents is not None:
+        config = {**config, "strip_accents": strip_accents}
+    return wordpiece_model.load(path, config, lowercase)
+
+
+def _load_json(path: Path, config: dict[str, Any]) -> tuple[Any, dict[str, str]]:
     from tokenizers import Tokenizer as Backend
 
     text = tokenizer_files.read_text(path)
@@ -362,14 +372,5 @@ def _load_json(path: Path, config: dict[str, Any]) -> Tokenizer:
         backend = Backend.from_str(json.dumps(state))
     tokenizer_files.require_agreement(state, config, path)
     with tokenizer_files.refused_by_library(f"{path} cannot encode text"):
-        theirs = special_tokens.examples(backend)
-    names = special_tokens.around(theirs[0]) | special_tokens.configured(config)
-    tokenizer = Tokenizer(backend, source=str(path), names=names)
-    ours = special_tokens.examples(backend)
-    special_tokens.note_other_forms(theirs, ours, source=str(path))
-    return tokenizer
-
-
-def _load_byte_level(path: Path, config: dict[str, Any]) -> Tokenizer:
-    backend = byte_level_bpe.load(path.parent, config)
-    return Tokenizer(backend, source=str(path), names=special_tokens.configured(config))
+        (one, _) = special_tokens.examples(backend)
+    return backend, special_tokens.around(one) | special_tokens.configured(config)

@@ -38,7 +38,9 @@ def _gemma() -> tokenizer.Tokenizer:
 
 def _unigram(scheme: str, *first: pre_tokenizers.PreTokenizer) -> tokenizer.Tokenizer:
     """Returns a SentencePiece model."""
-    backend = training.train_sentencepiece(_LINES, vocab_size=83, lowercase=False)._backend
+    backend = training.train_tokenizer(
+        "sentencepiece", _LINES, vocab_size=83, lowercase=False
+    )._backend
     metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*first, metaspace]) if first else metaspace
     return tokenizer.Tokenizer(backend, source="unigram")
@@ -52,11 +54,11 @@ def _llama() -> tokenizer.Tokenizer:
 
 
 _TOKENIZERS = {
-    "wordpiece": lambda: training.train_wordpiece(
-        _LINES, vocab_size=300, lowercase=False, strip_accents=False
+    "wordpiece": lambda: training.train_tokenizer(
+        "wordpiece", _LINES, vocab_size=300, lowercase=False, strip_accents=False
     ),
-    "bytes": lambda: training.train_byte_level_bpe(
-        [f" {word}" for line in _LINES for word in line.split()], vocab_size=400
+    "bytes": lambda: training.train_tokenizer(
+        "bpe", [f" {word}" for line in _LINES for word in line.split()], vocab_size=400
     ),
     "bytes that begin with a space": lambda: _with_space(_TOKENIZERS["bytes"]()),
     "first": lambda: _unigram("first"),

@@ -269,9 +269,9 @@ def test_a_trained_tokenizer_is_kept_for_the_same_options_only(tmp_path, source,
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    trained, train = [], training.train_wordpiece
+    trained, train = [], training.train_tokenizer
     monkeypatch.setattr(
-        training, "train_wordpiece",
+        training, "train_tokenizer",
         lambda *of, **options: trained.append(options["vocab_size"]) or train(*of, **options),
     )  # fmt: skip
     with monkeypatch.context() as patch:
@@ -375,7 +375,7 @@ def test_a_corpus_that_is_too_small_is_rejected(
     tmp_path, monkeypatch, vocabulary, text, expected, trained
 ):
     """Before anything is trained or encoded."""
-    monkeypatch.setattr(training, "train_wordpiece", None)
+    monkeypatch.setattr(training, "train_tokenizer", None)
     monkeypatch.setattr(encode, "encode_documents", None)
     (tmp_path / "a.txt").write_text(text)
     tokenizer = "wordpiece" if trained else str(vocabulary)

@@ -17,7 +17,7 @@ from bert_jax.data.language import marks
 from bert_jax.data.pretraining import masking
 from bert_jax.data.pretraining.batch import Draw
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.data.tokenizer.training import train_wordpiece
+from bert_jax.data.tokenizer.training import train_tokenizer
 from bert_jax.data.tokenizer.words import begins_word, is_by_piece
 from bert_jax.registry import MASKINGS
 from bert_jax_lab.doctor import corpus as doctor_corpus
@@ -138,7 +138,9 @@ def test_long_runs_of_a_script_without_spaces_are_cut(tmp_path):
 
     lines = _lines(_PHRASES["th"], 60) + _lines(_PHRASES["th"], 40, between="", words=60)
     assert max(map(len, lines)) > 250
-    trained = train_wordpiece(lines, vocab_size=200, lowercase=True, strip_accents=False)
+    trained = train_tokenizer(
+        "wordpiece", lines, vocab_size=200, lowercase=True, strip_accents=False
+    )
     trained.save(tmp_path / "t")
     again, theirs = load_tokenizer(tmp_path / "t"), AutoTokenizer.from_pretrained(tmp_path / "t")
     assert again.hash == trained.hash
@@ -213,7 +215,7 @@ def test_words_of_text_with_spaces_are_not_pieces(tmp_path):
     assert is_by_piece(tokenizer, counts)
     counts[~by_space] = 0
     assert not is_by_piece(tokenizer, counts)
-    wordpiece = train_wordpiece(lines, vocab_size=200, lowercase=True)
+    wordpiece = train_tokenizer("wordpiece", lines, vocab_size=200, lowercase=True)
     assert (begins_word(wordpiece) == begins_word(wordpiece, by_piece=False)).all()
     # The doctor warns about whole-word masks if a sentence is one word.
     config = config_loader.load_config("tiny_docs_cpu", ["data.masking=whole_words"])

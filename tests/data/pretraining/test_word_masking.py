@@ -9,12 +9,7 @@ from bert_jax.data import counter_rng
 from bert_jax.data.pretraining import masking, span_masking, word_masking
 from bert_jax.data.pretraining.batch import Draw
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
-from bert_jax.data.tokenizer.training import (
-    train_byte_level_bpe,
-    train_characters,
-    train_sentencepiece,
-    train_wordpiece,
-)
+from bert_jax.data.tokenizer.training import train_tokenizer
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.registry import MASKINGS
 from tests.synthetic_corpus import FIRST_WORD, SPECIAL
@@ -191,10 +186,12 @@ _TEXT = [
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece", "bpe", "characters"])
 def test_words_are_found_in_every_kind_of_vocabulary(kind):
     make = {
-        "wordpiece": lambda: train_wordpiece(_TEXT * 5, vocab_size=90, lowercase=True),
-        "sentencepiece": lambda: train_sentencepiece(_TEXT * 5, vocab_size=45, lowercase=True),
-        "bpe": lambda: train_byte_level_bpe(_TEXT * 5, vocab_size=300),
-        "characters": lambda: train_characters(_TEXT, vocab_size=100),
+        "wordpiece": lambda: train_tokenizer("wordpiece", _TEXT * 5, vocab_size=90, lowercase=True),
+        "sentencepiece": lambda: train_tokenizer(
+            "sentencepiece", _TEXT * 5, vocab_size=45, lowercase=True
+        ),
+        "bpe": lambda: train_tokenizer("bpe", _TEXT * 5, vocab_size=300),
+        "characters": lambda: train_tokenizer("characters", _TEXT, vocab_size=100),
     }
     tokenizer = make[kind]()
     assert tokenizer.kind == kind

@@ -12,7 +12,7 @@ from tokenizers import models, pre_tokenizers, processors, trainers
 
 from bert_jax.data.language import scripts
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.data.tokenizer.training import train_byte_level_bpe
+from bert_jax.data.tokenizer.training import train_tokenizer
 from bert_jax.data.tokenizer.unknown import note_unknown_ids
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.errors import UsageError
@@ -34,7 +34,7 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def trained():
-    return train_byte_level_bpe(texts(), vocab_size=420)
+    return train_tokenizer("bpe", texts(), vocab_size=420)
 
 
 @pytest.fixture(scope="module")
@@ -303,10 +303,10 @@ def test_bytes_without_a_token_are_said(pair, capsys):
 
 def test_invalid_sizes_and_texts():
     with pytest.raises(UsageError, match="need at least 261"):
-        train_byte_level_bpe(["text"], vocab_size=260)
+        train_tokenizer("bpe", ["text"], vocab_size=260)
     with pytest.raises(UsageError, match="no text"):
-        train_byte_level_bpe([" "], vocab_size=300)
-    assert train_byte_level_bpe(["abcdef"], vocab_size=300).vocab_size == 261
+        train_tokenizer("bpe", [" "], vocab_size=300)
+    assert train_tokenizer("bpe", ["abcdef"], vocab_size=300).vocab_size == 261
 
 
 # --- words ----------------------------------------------------------------------------------------

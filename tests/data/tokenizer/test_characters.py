@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
-from bert_jax.data.tokenizer.training import train_characters
+from bert_jax.data.tokenizer.training import train_tokenizer
 from bert_jax.data.tokenizer.words import begins_word
 from bert_jax.errors import UsageError
 
@@ -31,7 +31,7 @@ VOCABULARIES = {
 
 def trained(name):
     texts, options, _ = VOCABULARIES[name]
-    return texts, train_characters(texts, **{"vocab_size": 1000, **options})
+    return texts, train_tokenizer("characters", texts, **{"vocab_size": 1000, **options})
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)

@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer, sentencepiece_model
-from bert_jax.data.tokenizer.training import train_sentencepiece, train_wordpiece
+from bert_jax.data.tokenizer.training import train_tokenizer
 from bert_jax.errors import UsageError
 from tests.limits import HUNG
 from tests.paths import GOLDEN as GOLDEN_FILES
@@ -37,12 +37,12 @@ def corpus(lines: int = 600) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wordpiece():
-    return train_wordpiece(corpus(), vocab_size=650, lowercase=True)
+    return train_tokenizer("wordpiece", corpus(), vocab_size=650, lowercase=True)
 
 
 @pytest.fixture(scope="module")
 def sentencepiece():
-    return train_sentencepiece(corpus(), vocab_size=500, lowercase=True)
+    return train_tokenizer("sentencepiece", corpus(), vocab_size=500, lowercase=True)
 
 
 @pytest.fixture(params=["wordpiece", "sentencepiece"])
@@ -498,9 +498,9 @@ from pathlib import Path
 from bert_jax.data.tokenizer import training
 from tests.data.tokenizer.test_tokenizer import corpus
 folder, text = Path(sys.argv[1]), corpus()
-training.train_wordpiece(text, vocab_size=650, lowercase=True).save(folder / "wordpiece")
-training.train_sentencepiece(text, vocab_size=500, lowercase=True).save(folder / "sentencepiece")
-training.train_byte_level_bpe(text, vocab_size=650).save(folder / "bpe")
+for kind, size in (("wordpiece", 650), ("sentencepiece", 500)):
+    training.train_tokenizer(kind, text, vocab_size=size, lowercase=True).save(folder / kind)
+training.train_tokenizer("bpe", text, vocab_size=650).save(folder / "bpe")
 """
 
 
@@ -531,7 +531,10 @@ def test_wordpiece_ids_fall_with_frequency(wordpiece):
 def test_order_of_the_texts_does_not_matter_to_wordpiece(wordpiece):
     shuffled = corpus()
     random.Random(1).shuffle(shuffled)
-    assert train_wordpiece(shuffled, vocab_size=650, lowercase=True).hash == wordpiece.hash
+    assert (
+        train_tokenizer("wordpiece", shuffled, vocab_size=650, lowercase=True).hash
+        == wordpiece.hash
+    )
 
 
 def test_wordpiece_covers_its_training_text(wordpiece):
@@ -541,14 +544,16 @@ def test_wordpiece_covers_its_training_text(wordpiece):
 
 
 def test_case_is_kept_when_asked():
-    kept = train_wordpiece(corpus(), vocab_size=650, lowercase=False)
+    kept = train_tokenizer("wordpiece", corpus(), vocab_size=650, lowercase=False)
     (ids,) = kept.encode_sentences(["Ünïcödé"])
     assert kept.tokens(ids) == ["Ünïcödé"] and not kept.lowercase
-    assert not train_sentencepiece(corpus(), vocab_size=400, lowercase=False).lowercase
+    assert not train_tokenizer("sentencepiece", corpus(), vocab_size=400, lowercase=False).lowercase
 
 
 def test_poor_text_gives_a_smaller_wordpiece_vocabulary():
-    tokenizer = train_wordpiece(["to be or not to be"] * 3, vocab_size=1000, lowercase=True)
+    tokenizer = train_tokenizer(
+        "wordpiece", ["to be or not to be"] * 3, vocab_size=1000, lowercase=True
+    )
     assert 15 < tokenizer.vocab_size < 30
     (ids,) = tokenizer.encode_sentences(["to be not"])
     assert tokenizer.tokens(ids) == ["to", "be", "not"]
@@ -556,7 +561,7 @@ def test_poor_text_gives_a_smaller_wordpiece_vocabulary():
 
 def test_rare_characters_are_dropped():
     rare = "".join(chr(0x4E00 + i) for i in range(300))
-    tokenizer = train_wordpiece([*corpus(1500), rare], vocab_size=650, lowercase=True)
+    tokenizer = train_tokenizer("wordpiece", [*corpus(1500), rare], vocab_size=650, lowercase=True)
     tokens = tokenizer.tokens(list(range(tokenizer.vocab_size)))
     assert sum(len(token) == 1 for token in tokens) == 650 // 4
     assert tokenizer.vocab_size == 650 and "a" in tokens
@@ -566,24 +571,27 @@ def test_text_with_too_many_characters_for_wordpiece():
     """Two thousand equally frequent characters: a thousand of them cover half of the text."""
     chinese = "".join(chr(0x4E00 + i) for i in range(2000))
     with pytest.raises(UsageError, match=r"2,000 different .* cover 50\.0% .* sentencepiece"):
-        train_wordpiece([chinese] * 3, vocab_size=30522, lowercase=True)
+        train_tokenizer("wordpiece", [chinese] * 3, vocab_size=30522, lowercase=True)
 
 
-@pytest.mark.parametrize("train", [train_wordpiece, train_sentencepiece])
-def test_sizes_that_do_not_suit_the_text(train):
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])
+def test_sizes_that_do_not_suit_the_text(kind):
     with pytest.raises(UsageError, match="vocabulary size 20 is too small") as caught:
-        train(corpus(), vocab_size=20, lowercase=True)
+        train_tokenizer(kind, corpus(), vocab_size=20, lowercase=True)
     enough = int(str(caught.value).split()[-1])  # the size in the message works
-    assert train(corpus(), vocab_size=enough, lowercase=True).vocab_size <= enough
+    assert train_tokenizer(kind, corpus(), vocab_size=enough, lowercase=True).vocab_size <= enough
     with pytest.raises(UsageError, match="no text"):
-        train(["", "  \n"], vocab_size=100, lowercase=True)
+        train_tokenizer(kind, ["", "  \n"], vocab_size=100)
 
 
 def test_sentencepiece_reports_the_possible_size():
     with pytest.raises(UsageError, match="at most") as caught:
-        train_sentencepiece(corpus(60), vocab_size=50_000, lowercase=True)
+        train_tokenizer("sentencepiece", corpus(60), vocab_size=50_000, lowercase=True)
     most = int(str(caught.value).split("at most ")[1].split()[0])
-    assert train_sentencepiece(corpus(60), vocab_size=most, lowercase=True).vocab_size == most
+    assert (
+        train_tokenizer("sentencepiece", corpus(60), vocab_size=most, lowercase=True).vocab_size
+        == most
+    )
 
 
 # --- SentencePiece models from elsewhere ----------------------------------------------------------
@@ -674,7 +682,7 @@ def test_albert_preparation_of_a_model(tmp_path):
     assert prepared.lowercase and not plain.lowercase and prepared.hash != plain.hash
     assert prepared.encode("BÀ ``ke''") == plain.encode('ba "ke"') != plain.encode("BÀ ``ke''")
     folding = model_file(tmp_path / "f.model", normalization_rule_name="nmt_nfkc_cf")
-    with pytest.raises(UsageError, match="folds case itself"):
+    with pytest.raises(UsageError, match="lower-cases text; it cannot"):
         load_tokenizer(folding, lowercase=False)
 
 
