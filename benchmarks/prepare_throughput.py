@@ -37,7 +37,7 @@ def ours(source: str, tokenizer: str, workers: int) -> tuple[int, float, float, 
 
 def theirs(source: str, tokenizer: str, call: str) -> tuple[int, float]:
     """Returns (tokens, seconds) of one call of `tokenizers` on every sentence of the sources."""
-    from bert_jax.data.language.sentences import split_sentences
+    from bert_jax.data.language.sentences import sentences_of
     from bert_jax.data.matching.identity import identify
     from bert_jax.data.sources.read import read_documents
     from bert_jax.data.tokenizer.tokenizer import load_tokenizer
@@ -46,10 +46,10 @@ def theirs(source: str, tokenizer: str, call: str) -> tuple[int, float]:
     for document in read_documents([source]):
         documents.setdefault(identify("\n".join(document).encode()).words, document)
     sentences = [
-        sentence
+        piece.lstrip()
         for document in documents.values()
-        for paragraph in document
-        for sentence in split_sentences(paragraph)
+        for pieces in sentences_of("\n".join(document))
+        for piece in pieces
     ]
     backend = load_tokenizer(tokenizer)._backend
     encode = getattr(backend, call)

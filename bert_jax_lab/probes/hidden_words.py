@@ -1,5 +1,6 @@
 """Held-out sentences with a masked word, and the predictions of a model."""
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +9,7 @@ import numpy as np
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
-from bert_jax.data.tokenizer.words import begins_word, readable, whole_words
+from bert_jax.data.tokenizer.words import begins_word, readable
 from bert_jax.inference.fill_mask import forward_of, probabilities_of
 from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
 from bert_jax_lab.probes.held_out import readable_sentences
@@ -62,12 +63,13 @@ def drawn_words(
     tokenizer: Tokenizer, corpus: Corpus, number: int
 ) -> Sequence[tuple[list[int], int]]:
     """Returns the ids of sentences, and the index of the masked word: one token of letters."""
-    begins, words, found = begins_word(tokenizer), whole_words(tokenizer), []
+    begins, found = begins_word(tokenizer), []
+    is_whole = _is_whole(tokenizer, begins)
     for sentences in readable_sentences(corpus, 3 * number):
         for ids in sentences:
             if tokenizer.special.mask in ids:
                 continue  # the text itself contains masks
-            places = [i for i in range(len(ids) - 1) if words[ids[i]] and begins[ids[i + 1]]]
+            places = [i for i in range(len(ids) - 1) if is_whole[ids[i]] and begins[ids[i + 1]]]
             if places:
                 drawn = counter_rng.bits(_DRAW, len(found))
                 found.append((ids, places[int(counter_rng.randint(drawn, len(places))[0])]))
@@ -75,6 +77,21 @@ def drawn_words(
         if len(found) == number:
             break
     return found
+
+
+def _is_whole(tokenizer: Tokenizer, begins: np.ndarray) -> list[bool]:
+    """Returns for each id whether it is a whole word of letters. Marks count as letters: the vowels
+    of Hindi are marks.
+    """
+    special = vars(tokenizer.special).values()
+    texts = [tokenizer.text_of(id_).strip() for id_ in range(tokenizer.vocab_size)]
+    return [
+        bool(begins[id_])
+        and id_ not in special
+        and text[:1].isalpha()
+        and all(unicodedata.category(one)[0] in "LM" for one in text)
+        for id_, text in enumerate(texts)
+    ]
 
 
 def _with_mask(tokenizer: Tokenizer, ids: list[int], place: int) -> str:

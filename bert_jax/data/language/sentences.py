@@ -26,22 +26,11 @@ _INITIAL = re.compile(r"(?<=[A-Z])\s++(?=\.)")
 _BEFORE_STOP = re.compile(r"(?<!\s)\s++(?=\.)")
 
 
-def split_sentences(paragraph: str, language: str = DEFAULT) -> list[str]:
-    """Returns the sentences of a paragraph, stripped; joining them with spaces restores the text.
-
-    `language` is a code from `codes.canonical`. A sentence of more than LONGEST_SENTENCE characters
-    is split at its last space before the limit, or at the limit if it contains no space.
-    """
-    return [
-        piece.lstrip() for sentence in _sentences(paragraph, language) for piece in cut(sentence)
-    ]
-
-
 def sentences_of(text: str, language: str = DEFAULT) -> Iterator[list[str]]:
     """Yields each sentence of a document, with paragraphs as lines, as a list of pieces.
 
-    A piece begins with a space if white space precedes it in running text. The end of a line counts
-    as a space, except in Chinese and Japanese.
+    `language` is a code from `codes.canonical`. A piece begins with a space if white space precedes
+    it in running text. The end of a line counts as a space, except in Chinese and Japanese.
     """
     last = ""
     for paragraph in text.split("\n"):
@@ -82,7 +71,7 @@ def _sentences(paragraph: str, language: str) -> Iterator[str]:
 
 def cut(sentence: str) -> list[str]:
     """Returns a sentence as pieces of at most LONGEST_SENTENCE characters, each with the space
-    before it if there is one.
+    before it if there is one. It is split at the last space before the limit, or at the limit.
     """
     pieces = []
     space = " " if sentence[0] == " " else ""

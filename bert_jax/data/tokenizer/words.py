@@ -39,23 +39,6 @@ def begins_word(tokenizer: Tokenizer, *, by_piece: bool = True) -> np.ndarray:
     return found
 
 
-def whole_words(tokenizer: Tokenizer) -> list[str]:
-    """Returns for each id the word that it writes; "" for ids that are special, part of a word, or
-    not only letters. Marks count as letters: the vowels of Hindi are marks.
-    """
-    ids, special = list(range(tokenizer.vocab_size)), {*vars(tokenizer.special).values()}
-    texts = [tokenizer.text_of(id_).strip() for id_ in ids]
-    begins = begins_word(tokenizer)
-    return [
-        text if begins[id_] and id_ not in special and _is_word(text) else ""
-        for id_, text in zip(ids, texts, strict=True)
-    ]
-
-
-def _is_word(text: str) -> bool:
-    return text[:1].isalpha() and all(unicodedata.category(one)[0] in "LM" for one in text)
-
-
 def readable(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     """Returns readable tokens of ids: byte-level tokens as their text, with "▁" for each space; the
     vocabulary's name for special tokens and for parts of a character.

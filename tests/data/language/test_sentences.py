@@ -5,8 +5,13 @@ import re
 import pytest
 
 from bert_jax.data.language import codes, guess
-from bert_jax.data.language.sentences import LONGEST_SENTENCE, split_sentences
+from bert_jax.data.language.sentences import LONGEST_SENTENCE, sentences_of
 from bert_jax.errors import UsageError
+
+
+def split_sentences(paragraph: str, language: str = "en") -> list[str]:
+    return [piece.lstrip() for pieces in sentences_of(paragraph, language) for piece in pieces]
+
 
 # Written for this test; | marks the end of a sentence.
 _SENTENCES = {
