@@ -227,7 +227,7 @@ FORMATS = Registry(
     "source",
     {
         ".txt": "bert_jax.data.formats.text:read_text",
-        **dict.fromkeys(_RECORDS, "bert_jax.data.formats.records:read_records"),
+        **dict.fromkeys(_RECORDS, "bert_jax.data.sources.rows:read_records"),
         ".warc": "bert_jax.data.formats.warc:read_pages",
         ".wet": "bert_jax.data.formats.warc:read_texts",
         **dict.fromkeys(_FASTA, "bert_jax.data.formats.fasta:read_fasta"),

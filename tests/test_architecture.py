@@ -47,7 +47,8 @@ _MAY_IMPORT = {
     "data": {"errors", "worker"},
     "data/language": {"errors", "progress"},
     "data/tokenizer": {"data/language", "errors", "files", "progress", "strict_json"},
-    "data/sources": {"data/language", "errors", "files", "progress", "registry", "strict_json"},
+    "data/sources": {"data/language", "runtime"}
+    | {"errors", "files", "progress", "registry", "strict_json"},
     "data/formats": {"data/sources", "errors"},
     "data/matching": {"data", "data/language", "data/sources", "errors"},
     "data/corpus": {"data", "data/language", "data/matching", "data/sources", "data/tokenizer"}

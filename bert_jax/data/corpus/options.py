@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.data.language import codes
-from bert_jax.data.sources.stream import HELD_OUT, SourceOptions, require_encoding, require_layout
+from bert_jax.data.sources.stream import HELD_OUT, SourceOptions
 from bert_jax.errors import UsageError, did_you_mean, some
 
 # The tokenizers that can be trained, and those that keep case unless `lowercase` is set.
@@ -127,8 +127,7 @@ class CorpusOptions:
             raise UsageError(f"`vocab_size` {self.vocab_size} must exceed the 5 special tokens")
         if self.strip_accents not in _ACCENTS:
             raise UsageError(f"`strip_accents` {self.strip_accents!r} must be auto, yes or no")
-        require_encoding(self.encoding)
-        require_layout(self.document_boundary, self.paragraph_boundary, self.quoting)
+        self.reading(outside=None)  # checks the options of sources
         if self.tokenizer == "bpe" and self.lowercase:
             raise UsageError("`lowercase` does not apply to `tokenizer` bpe, which keeps case")
         if self.tokenizer in _CASED and self.strip_accents == "yes":

@@ -37,7 +37,7 @@ from bert_jax.data.corpus.store import (
 )
 from bert_jax.data.matching.contamination import Contamination
 from bert_jax.data.matching.near_duplicates import require_possible
-from bert_jax.data.sources.read import is_stdin, left_out
+from bert_jax.data.sources.read import is_stdin
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import BertJaxError, DataDamaged, UsageError
 from bert_jax.files import local as on_this_machine
@@ -94,8 +94,6 @@ def make(options: CorpusOptions, output: Folder, engine: Callable[[], Run]) -> d
             job.folder.remove_all()
             return found
         run = engine()
-        for line in left_out(options.source, options.validation_source, options.decontaminate):
-            note(line)
         if not output.is_address:  # in a bucket, an earlier job may still be running
             for left in job.folder.entries():
                 if left.startswith("try-"):

@@ -1,1 +1,1 @@
-"""The input formats of a corpus: one file of records or text each, listed in the registry."""
+"""The input formats of a corpus that have no rows: one module each, listed in the registry."""

@@ -4,16 +4,19 @@ Remote file names are not trusted: a name that leads out of the requested folder
 lists and downloads; `unpacking.py` decompresses and detects damage.
 """
 
+import contextlib
 import functools
 import io
 import logging
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bert_jax import files
-from bert_jax.errors import BertJaxError, Unreachable, UsageError, brief, install_command
+from bert_jax.errors import BertJaxError, UsageError, brief, install_command
+from bert_jax.runtime import network
 
 # Kind of address -> the package that reads it.
 # `memory` is fsspec's store in this process, for tests and for text that a program creates.
@@ -28,9 +31,6 @@ _DATA_SET = re.compile(r"[\w.-]+/[\w.-]+(?=[@/]|$)")
 _WEB = ("https", "http")
 _MAGIC = re.compile(r"[*?[]")
 _AT_ONCE = 1 << 20  # bytes
-# Names of network errors: the libraries have no common base class.
-_OF_NETWORK = {"ClientConnectionError", "ConnectionError", "ConnectError", "TimeoutError",
-               "TimeoutException", "ServerTimeoutError", "RetriesExceeded"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -164,41 +164,31 @@ def file_system(kind: str) -> Any:
         raise UsageError(f"{kind}:// needs {package}: {install}") from error
 
 
-class failures:
+@contextlib.contextmanager
+def failures(place: str) -> Iterator[None]:
     """Raises UsageError or Unreachable for every error that occurs inside at an address."""
-
-    def __init__(self, address: str):
-        self._address = address
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        # Errors of gcsfs, aiohttp, botocore and others, which have no common base class.
-        if not isinstance(error, Exception):
-            return
-        if isinstance(error, BertJaxError):
-            if isinstance(error, UsageError) and self._address not in str(error):
-                raise UsageError(f"{self._address}: {error}") from error
-            return
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    try:
+        yield
+    except UsageError as error:
+        if place in str(error):
+            raise
+        raise UsageError(f"{place}: {error}") from error
+    except BertJaxError:
+        raise
+    except Exception as error:
         # For a server that does not answer, fsspec raises FileNotFoundError with the cause.
-        whys = (error, error.__cause__)
-        names = {base.__name__ for why in whys for base in type(why).__mro__}
-        if "OfflineModeIsEnabled" in names:
+        causes = [each for each in (error, error.__cause__) if each is not None]
+        if any(type(each).__name__ == "OfflineModeIsEnabled" for each in causes):
             raise UsageError(
-                f"{self._address}: HF_HUB_OFFLINE is set, so the hub is not accessed: unset it, or "
-                "name a local copy"
+                f"{place}: HF_HUB_OFFLINE is set, so the hub is not accessed: unset it, or name a "
+                "local copy"
             ) from error
-        if _OF_NETWORK & names:
-            raise Unreachable(
-                f"{self._address}: the network fails ({brief(reason)[1:-1]}); run the same command "
-                "again to resume"
-            ) from error
-        if isinstance(error, FileNotFoundError):
-            reason = "no such file or folder"
+        if any(map(network.is_transient, causes)):
+            raise network.unreachable(place, error) from error
+        is_missing = isinstance(error, FileNotFoundError)
+        reason = "no such file or folder" if is_missing else network.described(error)
         raise UsageError(
-            f"{self._address}: {brief(reason)[1:-1]}; check the address and your read permission"
+            f"{place}: {reason}; check the address and your read permission"
         ) from error
 
 

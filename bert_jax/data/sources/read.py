@@ -9,13 +9,12 @@ import functools
 import io
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.data.sources.address import AnyFile, RemoteFile, is_address
 from bert_jax.data.sources.address import find as find_at
-from bert_jax.data.sources.columns import Columns
 from bert_jax.data.sources.document import Document, bounded
 from bert_jax.data.sources.files import (
     describe,
@@ -24,10 +23,8 @@ from bert_jax.data.sources.files import (
     kinds,
     packing_of,
 )
-from bert_jax.data.sources.rows import documents_of, tfds_rows
+from bert_jax.data.sources.rows import read_tfds
 from bert_jax.data.sources.stream import (
-    HELD_OUT,
-    TESTS,
     TRAIN,
     Findings,
     Records,
@@ -36,7 +33,9 @@ from bert_jax.data.sources.stream import (
     opened,
     require_packages,
 )
+from bert_jax.data.sources.unpacking import PACKED
 from bert_jax.errors import UsageError
+from bert_jax.progress import note
 from bert_jax.registry import FORMATS
 
 STDIN = "-"
@@ -86,12 +85,18 @@ def read_documents(
     return itertools.chain.from_iterable(reader.documents(findings) for reader in found)
 
 
-def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> list[Reader]:
+def readers_of(
+    sources: Sequence[str],
+    reading: SourceOptions | None = None,
+    *,
+    read_before: set[AnyFile] | None = None,
+) -> list[Reader]:
     """Returns the readers of the files and data sets of sources, in the order of `read_documents`.
 
-    Raises UsageError for missing sources and packages.
+    Prints a note about skipped files, except for files in `read_before`. The files of the sources
+    are added to this set. Raises UsageError for missing sources and packages.
     """
-    reading = reading or SourceOptions()
+    reading, read_before = reading or SourceOptions(), set() if read_before is None else read_before
     readers: list[Reader] = []
     endings: dict[str, AnyFile] = {}
     own = None if reading.outside is None else reading.outside.resolve()
@@ -109,7 +114,11 @@ def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> 
             read = functools.partial(_read_file, reading.stdin, name, kind, reading)
             readers.append(Reader(source, read))
         else:
-            for path in find_files(source, splits=reading.splits)[0]:
+            files, skipped = find_files(source, splits=reading.splits)
+            if skipped := [file for file in skipped if _resolved(file) not in read_before]:
+                note(f"{source}: {describe(source, skipped)}")
+            read_before.update(map(_resolved, files))
+            for path in files:
                 is_local = isinstance(path, Path)
                 if own is not None and is_local and path.resolve().is_relative_to(own):
                     continue
@@ -158,10 +167,25 @@ def opened_source(
         if len(found) != 1:
             raise UsageError(f"{source}: {len(found):,} files; name one of them")
         path = found[0]
-    packing = packing_of(path.name)
-    require_packages({packing: path})
-    with opened(path, ("", packing), reading=reading, findings=findings) as stream:
+    with opened(path, ("", packing_of(path.name)), reading=reading, findings=findings) as stream:
         yield path, stream
+
+
+def opened_files(
+    source: str, endings: Collection[str], reading: SourceOptions, findings: Findings
+) -> Iterator[tuple[AnyFile, SourceStream]]:
+    """Opens the files of a source, one after the other. Raises UsageError for a file with a suffix
+    that is not in `endings`.
+    """
+    for path in find_files(source, splits=reading.splits)[0]:
+        kind = kind_of(path.name)
+        if kind is None or kind[0] not in endings:
+            raise UsageError(
+                f"{path}: the name must end in {', '.join(endings)} (or these and "
+                f"{', '.join(PACKED)})"
+            )
+        with opened(path, kind, reading=reading, findings=findings) as stream:
+            yield path, stream
 
 
 def _size(path: Path) -> int:
@@ -186,23 +210,6 @@ def _kind_of_stdin(source: str) -> tuple[str, str]:
     if kind is None:
         raise UsageError(f"{source}: write {_STDIN_OF_KIND} and one of {kinds()}")
     return kind
-
-
-def left_out(
-    sources: Sequence[str], held_out: Sequence[str] = (), tests: Sequence[str] = ()
-) -> list[str]:
-    """Returns a line for each source with skipped files. Files of `sources` that `held_out` reads
-    are not counted as skipped.
-    """
-    lines, read = [], set()
-    asked = ((HELD_OUT, held_out), (TRAIN, sources), (TESTS, tests))
-    for splits, source in [(splits, source) for splits, named in asked for source in named]:
-        if not (source == "docs:" or source.startswith("tfds:") or is_stdin(source)):
-            files, skipped = find_files(source, splits=splits)
-            read |= set(map(_resolved, files)) if splits == HELD_OUT else set()
-            if skipped := [file for file in skipped if _resolved(file) not in read]:
-                lines.append(f"{source}: {describe(source, skipped)}")
-    return [*dict.fromkeys(lines)]
 
 
 def _resolved(file: AnyFile) -> AnyFile:
@@ -233,6 +240,4 @@ def _read_tfds(
     """Yields the documents of `tfds:NAME[/CONFIG][:SPLIT]`: the text of each record."""
     if reading.splits != TRAIN and ":" not in source.removeprefix("tfds:"):
         raise UsageError(f"{source}: name its split, for example {source}:test")
-    columns = Columns([reading.fields], "name the feature of the text with `text_column`")
-    records = Records(source, reading, findings)
-    yield from documents_of(tfds_rows(source, records, columns), records)
+    yield from read_tfds(source, Records(source, reading, findings))

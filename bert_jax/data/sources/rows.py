@@ -1,8 +1,8 @@
 """Rows of files and data sets, for corpora and for tasks: the only reader of records.
 
-A corpus uses one column of a row as a document (formats/records.py); a task uses several, its texts
-and their label (data/tasks/tables.py). This module reads JSON lines; `delimited`, `arrow` and
-`tfds` read the other kinds.
+A corpus uses one column of a row as a document; a task uses several, its texts and their label
+(data/tasks/tables.py). This module reads JSON lines; `delimited`, `arrow` and `tfds` read the other
+kinds.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -99,7 +99,21 @@ def tfds_rows(source: str, records: Records, columns: Columns) -> Iterator[Row]:
             yield Row(where, values)
 
 
-def documents_of(found: Iterable[Row], records: Records) -> Iterator[Document]:
+def read_records(path: AnyFile, stream: SourceStream) -> Iterator[Document]:
+    """Yields the documents in the column `text_column` of a file of rows."""
+    return _documents_of(rows(path, stream, _text_column(stream)), stream)
+
+
+def read_tfds(source: str, records: Records) -> Iterator[Document]:
+    """Yields the documents in the feature `text_column` of a TensorFlow data set."""
+    return _documents_of(tfds_rows(source, records, _text_column(records)), records)
+
+
+def _text_column(records: Records) -> Columns:
+    return Columns([records.reading.fields], "name the column of the text with `text_column`")
+
+
+def _documents_of(found: Iterable[Row], records: Records) -> Iterator[Document]:
     """Yields the documents of rows with one column, the text; skips rows with null."""
     for where, (text,) in found:
         if text is not None and not isinstance(text, str):

@@ -25,7 +25,7 @@ TRAIN, HELD_OUT, TESTS = "train", "held-out", "tests"
 # As the last column name: rows may have more cells, which are ignored.
 MORE = "..."
 # Cells with a delimiter, a quote or a line break are quoted; or quotes are ordinary characters.
-QUOTED, UNQUOTED = QUOTINGS = ("double", "none")
+QUOTED, UNQUOTED = ("double", "none")
 # Longer marks first: UTF-32's mark begins with UTF-16's mark.
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -73,8 +73,19 @@ class SourceOptions:
             raise UsageError(f"`columns` {','.join(self.columns)}: only the last may be {MORE}")
         if not self.fields:
             raise UsageError(f"`text_column` {self.text_field!r} names no field")
-        require_layout(self.document, self.paragraph, self.quoting)
-        require_encoding(self.encoding)
+        for name, value, known in (
+            ("document_boundary", self.document, ("blank", "line", "file")),
+            ("paragraph_boundary", self.paragraph, ("line", "blank")),
+            ("quoting", self.quoting or UNQUOTED, (QUOTED, UNQUOTED)),
+        ):
+            if value not in known:
+                raise UsageError(f"`{name}` {value!r}: choose one of {', '.join(known)}")
+        if (self.document, self.paragraph) == ("line", "blank"):
+            raise UsageError(
+                "`document_boundary` line has one paragraph per line: leave `paragraph_boundary` "
+                "out"
+            )
+        _require_encoding(self.encoding)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -205,22 +216,7 @@ class SourceStream(io.BufferedReader, Records):
         return UsageError(f"{where}: not {name}; name another `encoding`, or convert it to UTF-8")
 
 
-def require_layout(document: str, paragraph: str, quoting: str | None = None) -> None:
-    """Raises UsageError for a layout that `SourceOptions` does not have."""
-    for name, value, known in (
-        ("document_boundary", document, ("blank", "line", "file")),
-        ("paragraph_boundary", paragraph, ("line", "blank")),
-        ("quoting", quoting or UNQUOTED, QUOTINGS),
-    ):
-        if value not in known:
-            raise UsageError(f"`{name}` {value!r}: choose one of {', '.join(known)}")
-    if (document, paragraph) == ("line", "blank"):
-        raise UsageError(
-            "`document_boundary` line has one paragraph per line: leave `paragraph_boundary` out"
-        )
-
-
-def require_encoding(name: str | None) -> None:
+def _require_encoding(name: str | None) -> None:
     """Raises UsageError unless `name` is None or a text encoding of Python."""
     try:
         io.TextIOWrapper(io.BytesIO(), name or "utf-8", errors="surrogateescape").read()
@@ -243,9 +239,11 @@ def opened(
     """Opens a file with the suffixes `kind`: of its format and of its compression, each "" if it
     has none. Messages name it `name`.
 
-    Raises UsageError for a file that cannot be opened, or is found damaged while it is read.
+    Raises UsageError for a file that cannot be opened, or is found damaged while it is read, and
+    for missing packages.
     """
     name, (ending, packing), stream = name or path, kind, None
+    require_packages(dict.fromkeys(kind, name))
     try:
         with io.FileIO(path) if isinstance(path, Path) else path.open() as file:
             stream = SourceStream(

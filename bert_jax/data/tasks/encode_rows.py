@@ -268,8 +268,8 @@ class RowArrays:
         self._types[row, len(first) : used] = 1
         self._lengths[row] = used
 
-    def features(self, **labels: np.ndarray) -> Features:
-        return Features(self._ids, self._types, self._lengths, **labels)
+    def features(self, **others: np.ndarray) -> Features:
+        return Features(self._ids, self._types, self._lengths, **others)
 
 
 # --- a tag for each word -------------------------------------------------------------------------

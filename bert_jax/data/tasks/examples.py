@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.data.tasks.encode_rows import LONGER, Features, note_cut
+from bert_jax.data.tasks.encode_rows import LONGER, Features, RowArrays, note_cut
 from bert_jax.data.tasks.tables import TextRow
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError
@@ -49,13 +49,7 @@ def encode_examples(
             lengths[number, text] = min(len(tokens), length - 2) + 2
         kept.append(ids)
     note_cut(cut, count * len(rows), "texts", limit=length, remedy=remedy)
-    width = -(-max(map(len, kept)) // 8) * 8
-    input_ids = np.full((len(rows), width), special.pad, np.int32)
+    found = RowArrays(len(rows), -(-max(map(len, kept)) // 8) * 8, tokenizer)
     for number, ids in enumerate(kept):
-        input_ids[number, : len(ids)] = ids
-    return Features(
-        input_ids,
-        np.zeros_like(input_ids),
-        lengths.sum(axis=1, dtype=np.int32),
-        text_lengths=lengths,
-    )
+        found.put(number, ids, [])
+    return found.features(text_lengths=lengths)

@@ -17,9 +17,9 @@ from typing import Any
 
 from bert_jax.data.sources.columns import Columns, Row
 from bert_jax.data.sources.document import whole_characters
-from bert_jax.data.sources.files import find_files, kind_of
+from bert_jax.data.sources.read import opened_files
 from bert_jax.data.sources.rows import READERS, rows
-from bert_jax.data.sources.stream import Findings, SourceOptions, opened, require_packages
+from bert_jax.data.sources.stream import Findings, SourceOptions
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note
 
@@ -88,13 +88,8 @@ def read_candidates(source: str) -> Iterator[str]:
 
 
 def _table(source: str, names: Sequence[Sequence[str]]) -> Iterator[Row]:
-    for path in find_files(source)[0]:
-        kind = kind_of(path.name)
-        if kind is None or kind[0] not in READERS:
-            raise UsageError(f"{path}: the name must end in {', '.join(READERS)}, or be packed")
-        require_packages(dict.fromkeys(kind, path))
-        with opened(path, kind, reading=SourceOptions(), findings=Findings()) as stream:
-            yield from rows(path, stream, Columns(names, _REMEDY))
+    for path, stream in opened_files(source, READERS, SourceOptions(), Findings()):
+        yield from rows(path, stream, Columns(names, _REMEDY))
 
 
 def _add(found: dict[str, str], where: str, key: Any, text: str) -> None:

@@ -15,8 +15,7 @@ from bert_jax.data.sources.address import AnyFile
 from bert_jax.data.sources.columns import Columns, Row, nfc
 from bert_jax.data.sources.delimited import find_delimiter
 from bert_jax.data.sources.document import whole_characters
-from bert_jax.data.sources.files import find_files, kind_of
-from bert_jax.data.sources.read import STDIN, opened_source
+from bert_jax.data.sources.read import STDIN, opened_files, opened_source
 from bert_jax.data.sources.rows import READERS, rows, tfds_rows
 from bert_jax.data.sources.stream import (
     MORE,
@@ -25,10 +24,7 @@ from bert_jax.data.sources.stream import (
     Records,
     SourceOptions,
     SourceStream,
-    opened,
-    require_packages,
 )
-from bert_jax.data.sources.unpacking import PACKED
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note
 
@@ -153,15 +149,9 @@ def _rows(
             stream.ending = _kind_of_stdin(stream, columns)
             yield from _of_file(path, stream, columns)
     else:
-        for path in find_files(source, splits=reading.splits)[0]:
-            ending, packing = kind_of(path.name) or ("", "")
-            if ending not in READERS and not (is_plain and ending == _PLAIN):
-                endings = ", ".join([*READERS, *[_PLAIN] * is_plain])
-                packed = ", ".join(PACKED)
-                raise UsageError(f"{path}: the name must end in {endings} (or these and {packed})")
-            require_packages({ending: path, packing: path})
-            with opened(path, (ending, packing), reading=reading, findings=findings) as stream:
-                yield from _of_file(path, stream, columns)
+        endings = [*READERS, *[_PLAIN] * is_plain]
+        for path, stream in opened_files(source, endings, reading, findings):
+            yield from _of_file(path, stream, columns)
 
 
 def _of_file(

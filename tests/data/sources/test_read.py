@@ -14,7 +14,7 @@ from bert_jax.__main__ import main
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.sources.files import find_files
-from bert_jax.data.sources.read import left_out, read_documents
+from bert_jax.data.sources.read import read_documents
 from bert_jax.data.sources.stream import HELD_OUT, Findings, SourceOptions
 from bert_jax.errors import StorageFailed, UsageError
 from tests.data.formats.layouts import DOCUMENTS, TEXT, VOCABULARY, jsonl, texts, write_with
@@ -31,7 +31,7 @@ def refusal(*sources):
     return str(caught.value)
 
 
-def test_files_of_folders_and_globs_come_in_the_order_of_their_names(tmp_path):
+def test_files_of_folders_and_globs_come_in_the_order_of_their_names(tmp_path, capsys):
     hidden = ["a/.hidden.txt", ".copies/c.txt", "b/.git/d/e.txt"]
     for name in ["b/2.txt", "b/10.jsonl", "a/x.txt.gz", "c.txt", "a/readme.md", *hidden]:
         path = tmp_path / "in" / name
@@ -40,11 +40,10 @@ def test_files_of_folders_and_globs_come_in_the_order_of_their_names(tmp_path):
         path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     whole = [("a/x.txt.gz",), ("b/10.jsonl",), ("b/2.txt",), ("c.txt",)]
     assert documents(tmp_path / "in") == whole
-    assert documents(tmp_path / "in" / "b" / "*") == whole[1:3]
-    (said,) = left_out([str(tmp_path / "in")])
-    assert said.endswith(
-        "skipped 4 files: .copies/c.txt, a/.hidden.txt, a/readme.md, b/.git/d/e.txt"
+    assert capsys.readouterr().err.endswith(
+        "skipped 4 files: .copies/c.txt, a/.hidden.txt, a/readme.md, b/.git/d/e.txt\n"
     )
+    assert documents(tmp_path / "in" / "b" / "*") == whole[1:3]
     assert documents(tmp_path / "in/.copies") == [(".copies/c.txt",)]
     assert documents(tmp_path / "in" / "**" / "*.txt") == whole[2:]
     assert documents(tmp_path / "in/c.txt", tmp_path / "in/a") == [whole[3], whole[0]]
@@ -160,7 +159,7 @@ def test_tfds(tfds_folder, monkeypatch):
     assert found == documents("tfds:tiny_text/plain:train")
     assert documents("tfds:tiny_text/plain:test") == DOCUMENTS[:1]
     assert documents("tfds:tiny_text/plain:1.0.0:train[1:]") == found[1:]
-    assert "no column 'text', only first, second. Name the feature" in refusal(
+    assert "no column 'text', only first, second. Name the column" in refusal(
         "tfds:tiny_text/other"
     )
     second = SourceOptions(text_field="none, second")
@@ -308,7 +307,7 @@ def test_invalid_uses_of_standard_input(tmp_path, monkeypatch, sources, data, ex
 
 
 @pytest.mark.parametrize("layout", ["names", "folders"])
-def test_folders_of_hubs(tmp_path, layout, made):
+def test_folders_of_hubs(tmp_path, layout, made, capsys):
     """Only the training split is read; the others are named, and one can be held out."""
     parts = {"train": texts(40), "validation": texts(9), "test": texts(8)}
     folder = tmp_path / "hub"
@@ -319,13 +318,13 @@ def test_folders_of_hubs(tmp_path, layout, made):
         path.write_text(jsonl(found, lambda text: {"text": text}))
     (folder / "README.md").write_text("x")
     assert ["\n".join(document) for document in documents(folder)] == parts["train"]
-    (said,) = left_out([str(folder)])
+    (said,) = capsys.readouterr().err.splitlines()
     assert "test" in said and "validation" in said
-    beside, own = left_out([str(folder)], [str(folder)])
-    assert "test" in beside and "train" in beside and "validation-" not in own
     (held_out,) = find_files(str(folder), splits=HELD_OUT)[0]
     assert "validation" in str(held_out.relative_to(folder))
     corpus = made(folder, validation_source=[str(folder)])
+    beside, own = (e for e in capsys.readouterr().err.splitlines() if ": skipped" in e)
+    assert "test" in beside and "train" in beside and "validation-" not in own
     counts = corpus.manifest["counts"]
     assert counts["validation"]["documents"] == 9 and counts["train"]["documents"] == 40
     assert corpus.manifest["options"]["validation_fraction"] is None
