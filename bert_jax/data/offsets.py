@@ -1,7 +1,7 @@
 """Offsets of a whole split, read lazily from the offsets of its shards.
 
 The offsets of 100 billion tokens would take 32 GB in memory. Code that reads a large split reads a
-part of it at a time; the offsets of a small split are read once (`store.py`).
+part of it at a time.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from bert_jax.data.corpus import store
 from bert_jax.data.offsets import Offsets
 
 RNG = np.random.default_rng(0)
@@ -53,10 +52,3 @@ def test_joined_offsets_are_those_of_an_array_and_others():
     array = whole()
     joined = Offsets.join([Offsets(SHARDS), array])
     assert np.array_equal(joined[:], np.concatenate([array, array[-1] + array[1:]]))
-
-
-def test_a_large_split_reads_offsets_lazily(monkeypatch):
-    made = store._globally(SHARDS)
-    assert isinstance(made, np.ndarray) and np.array_equal(made, whole())
-    monkeypatch.setattr(store, "_READ_AT_ONCE", 10)
-    assert isinstance(store._globally(SHARDS), Offsets)

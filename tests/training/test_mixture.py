@@ -175,10 +175,7 @@ def test_names_of_sources(config_file, corpora, tmp_path, capsys):
     assert "my corpus: a source has a name of letters" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-def test_held_out_text_that_another_source_trains_on(
-    is_large, config_file, corpora, tmp_path, capsys, monkeypatch
-):
+def test_held_out_text_that_another_source_trains_on(config_file, corpora, tmp_path, capsys):
     """A held-out side of one's own, some of which is in the text of another source."""
     stories = tiny_corpus.documents(number=40, seed=0)[:12] + tiny_corpus.documents(seed=7)[:5]
     (tmp_path / "own.txt").write_text("\n\n".join(stories))
@@ -188,8 +185,6 @@ def test_held_out_text_that_another_source_trains_on(
         [str(text)], more, tokenizer=str(corpora["tales"]), workers=1,
         validation_source=[str(tmp_path / "own.txt")],
     )  # fmt: skip
-    if is_large:  # offsets are read where they are asked for
-        monkeypatch.setattr(store, "_READ_AT_ONCE", 1)
     place = {"tales": corpora["tales"], "notes": corpora["notes"], "more": more}
     corpus = open_corpora(place)
 
@@ -208,8 +203,6 @@ def test_held_out_text_that_another_source_trains_on(
     assert trained_elsewhere(sources, {n: sources[n] for n in ("notes", "more")}) == {}
     both = {name: sources[name] for name in ("tales", "notes")}  # drawn alike
     assert trained_elsewhere(both, both) == {}
-    if is_large:
-        return
     said = (
         f"{len(shared)} of the 17 held-out documents of more are in the training text of tales; "
         "prepare tales again: pass the held-out text as `decontaminate`"

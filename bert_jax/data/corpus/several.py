@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.corpus.store import SPLITS, Corpus, Split, Starts, open_corpus, read_keys
+from bert_jax.data.corpus.store import SPLITS, Corpus, Split, open_corpus, read_keys
 from bert_jax.data.offsets import Offsets
 from bert_jax.errors import UsageError
 
@@ -116,32 +116,23 @@ def _joined(split: str, sources: Mapping[str, Corpus]) -> Split:
         name=split,
         shards=tuple(shard for each in splits for shard in each.shards),
         shard_starts=Offsets.join([each.shard_starts for each in splits])[:],
-        sentence_starts=_after([each.sentence_starts for each in splits]),
-        document_starts=_after([each.document_starts for each in splits]),
+        sentence_starts=Offsets.join([each.sentence_starts for each in splits]),
+        document_starts=Offsets.join([each.document_starts for each in splits]),
     )
-
-
-def _after(starts: Sequence[Starts]) -> Starts:
-    """Concatenates offsets; each array begins with 0 and ends with its size."""
-    joined = Offsets.join(starts)
-    return joined if any(isinstance(each, Offsets) for each in starts) else joined[:]
 
 
 def _part(whole: Split, split: str, sources: Mapping[str, Corpus], name: str) -> Split:
     """Returns the documents of one source as spans of the combined sentences."""
     splits: list[Split] = [getattr(corpus, split) for corpus in sources.values()]
     place = list(sources).index(name)
-    own, before = splits[place].sentence_starts, splits[:place]
-    if isinstance(own, Offsets):
-        sentence_starts = own.shifted(sum(each.tokens for each in before))
-    else:  # a view, if the whole has an array
-        first = sum(each.sentence_starts.size - 1 for each in before)
-        sentence_starts = whole.sentence_starts[first : first + own.size]
+    own = splits[place]
     return dataclasses.replace(
         whole,
         name=f"{name} {split}",
-        document_starts=splits[place].document_starts,
-        sentence_starts=sentence_starts,
+        document_starts=own.document_starts,
+        sentence_starts=Offsets.join([own.sentence_starts]).shifted(
+            sum(each.tokens for each in splits[:place])
+        ),
     )
 
 
@@ -171,7 +162,5 @@ def _manifest(sources: Mapping[str, Corpus]) -> dict[str, Any]:
         # The mean over held-out rows: each source has equally many.
         "unigram_entropy_nats": float(np.mean([m["unigram_entropy_nats"] for m in manifests])),
         "corpora": len(manifests),
-        "unknown_share": {
-            "train": mean([(m.get("unknown_share") or {}).get("train", 0.0) for m in manifests])
-        },
+        "unknown_share": {"train": mean([m["unknown_share"]["train"] for m in manifests])},
     }

@@ -10,8 +10,8 @@
       00000.sentences.npy     the first token of each of the shard's sentences, and the end
       00000.documents.npy     the first sentence of each of the shard's documents, and the end
 
-A corpus is never changed. A shard holds whole documents. Tokens are memory-mapped. Offsets are read
-and made global; the offsets of a large split are read on demand (data/offsets.py).
+A corpus is never changed. A shard holds whole documents. All arrays are memory-mapped, and offsets
+are made global when they are read (data/offsets.py).
 """
 
 import dataclasses
@@ -42,10 +42,8 @@ _BY_PIECE = "pieces"
 _FILE = re.compile(rf"({'|'.join(SPLITS)})/[0-9]{{5,}}\.({'|'.join(_ARRAYS)})\.npy")
 
 
-# The offsets of a large split are not in memory, but can be used as an array.
+# The offsets of a whole split are read on demand, those of a part are in memory.
 Starts = np.ndarray | Offsets
-# Offsets of a split up to this number are read at once: 128 MiB.
-_READ_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,15 +295,9 @@ def _open_split(directory: Path, name: str, manifest: dict[str, Any]) -> Split:
         name=name,
         shards=tuple(shards),
         shard_starts=np.cumsum([0, *(len(shard) for shard in shards)], dtype=np.int64),
-        sentence_starts=_globally(sentences),
-        document_starts=_globally(documents),
+        sentence_starts=Offsets(sentences),
+        document_starts=Offsets(documents),
     )
-
-
-def _globally(offsets: list[np.ndarray]) -> Starts:
-    """Returns the offsets of all shards, each shifted past the shards before it."""
-    found = Offsets(offsets)
-    return found if found.size > _READ_AT_ONCE else found[:]
 
 
 def _map(file: Path) -> np.ndarray:

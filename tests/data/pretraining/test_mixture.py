@@ -42,6 +42,7 @@ def corpus_of(number: int, documents: int) -> Corpus:
             "options": {},
             "sources": [],
             "unigram_entropy_nats": float(number),
+            "unknown_share": {"train": 0.0},
         },
         fingerprint=str(number),
         tokenizer_hash="the same",
