@@ -14,9 +14,6 @@ from bert_jax.data.cluster.reports import reported
 from bert_jax.data.corpus.job import Job
 from bert_jax.data.corpus.pipeline import Stage, listed
 
-# Values that are collected before they are merged.
-_KEPT = 32
-
 
 class BeamEngine:
     """An engine with PCollections as elements, and stages as steps of a pipeline."""
@@ -40,9 +37,9 @@ class BeamEngine:
     def grouped(self, name: str, pairs: Any) -> Any:
         return pairs | name >> beam.GroupByKey()
 
-    def joined(self, name: str, units: Any, pairs: Any) -> Any:
+    def joined(self, name: str, units: Any, *pairs: Any) -> Any:
         return (
-            {"unit": units, "values": pairs}
+            (units, *pairs)
             | name >> beam.CoGroupByKey()
             | f"{name}, in order" >> beam.Map(lambda pair: _joined(*pair))
         )
@@ -60,31 +57,10 @@ class BeamEngine:
 
     def merged(self, stage: Stage, merge: Callable[[Iterable[Any]], Any], elements: Any) -> Any:
         found = self.each(stage, elements)
-        return found | f"merge {stage.__name__}" >> beam.CombineGlobally(Merged(merge))
+        # Beam collects a few values before it merges them.
+        return found | f"merge {stage.__name__}" >> beam.CombineGlobally(lambda some: merge(some))
 
 
-def _joined(number: int, of: dict[str, Iterable[Any]]) -> tuple[int, Any, list[Any]]:
-    (unit,) = of["unit"]
-    return number, unit, [*of["values"]]
-
-
-class Merged(beam.CombineFn):
-    """Merges values by a function with a result that does not depend on the order of merging."""
-
-    def __init__(self, merge: Callable[[Iterable[Any]], Any]) -> None:
-        self._merge = merge
-
-    def create_accumulator(self) -> list[Any]:
-        return []
-
-    def add_input(self, mutable_accumulator: list[Any], element: Any) -> list[Any]:
-        return self._merged([*mutable_accumulator, element])
-
-    def merge_accumulators(self, accumulators: Iterable[list[Any]]) -> list[Any]:
-        return self._merged([each for several in accumulators for each in several])
-
-    def extract_output(self, accumulator: list[Any]) -> Any:
-        return self._merge(accumulator)
-
-    def _merged(self, several: list[Any]) -> list[Any]:
-        return several if len(several) <= _KEPT else [self._merge(several)]
+def _joined(number: int, of: tuple[Iterable[Any], ...]) -> tuple[Any, ...]:
+    (unit,), *values = of
+    return number, unit, *([*each] for each in values)

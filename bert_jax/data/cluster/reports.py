@@ -51,20 +51,16 @@ def error_of(folder: Folder) -> BertJaxError | None:
     return kind(*(shown(str(line)) for line in report["lines"]))
 
 
-class Reports:
-    """The reports of a job as they arrive. `folder` is the folder of the attempt."""
-
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder / "reports"
-        self._shown: set[str] = set()
-
-    def notes(self) -> Iterator[str]:
-        """Yields the lines that arrived since the last call."""
-        for name in sorted((self._folder / "notes").names() - self._shown):
-            self._shown.add(name)
-            for line in json.loads((self._folder / "notes").read(name)):
-                if line not in _logged:
-                    yield shown(str(line))
+def new_notes(folder: Folder, seen: set[str]) -> Iterator[str]:
+    """Yields the lines of notes that are not in `seen`, and adds the notes to it. `folder` is the
+    folder of the attempt.
+    """
+    notes = folder / "reports/notes"
+    for name in sorted(notes.names() - seen):
+        seen.add(name)
+        for line in json.loads(notes.read(name)):
+            if line not in _logged:
+                yield shown(str(line))
 
 
 class _Lines(logging.Handler):

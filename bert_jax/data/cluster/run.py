@@ -1,6 +1,7 @@
 """The command that makes a corpus with Apache Beam: starts the job and waits for it."""
 
 import contextlib
+import functools
 import io
 import itertools
 import logging
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.data.cluster.package import write_wheel
-from bert_jax.data.cluster.reports import Reports, error_of
+from bert_jax.data.cluster.reports import error_of, new_notes
 from bert_jax.data.corpus.folder import Folder
 from bert_jax.data.corpus.job import Job, Unit
 from bert_jax.data.corpus.options import CorpusOptions
@@ -48,8 +49,6 @@ def prepare_on(
     `prepare`, UsageError for options, sources and outputs that only one machine can access, and
     BertJaxError if the job fails.
     """
-    if "workers" in options:
-        raise UsageError("`workers` only applies to this machine: pass runner options after --")
     chosen = CorpusOptions(source=source, **options)  # type: ignore[arg-type]
     # Beam accepts names in any case, and without the suffix.
     short = {name.lower().removesuffix("runner"): name for name in _RUNNERS}
@@ -58,7 +57,13 @@ def prepare_on(
     # A worker may have started in another folder.
     place = Folder(output if is_address(output) else str(Path(output).absolute()))
     with tempfile.TemporaryDirectory() as folder:
-        return make(chosen, place, lambda: _Run(chosen, place, runner, flags, Path(folder)))
+        return make(
+            chosen,
+            place,
+            lambda: functools.partial(
+                _run, runner, pipeline_of(runner, flags, extras_of(chosen, place), Path(folder))
+            ),
+        )
 
 
 def _require_for_many(options: CorpusOptions, runner: str, output: str) -> None:
@@ -79,66 +84,51 @@ def _require_for_many(options: CorpusOptions, runner: str, output: str) -> None:
         raise UsageError(f"`output` {output}: Dataflow writes to an address, such as gs://")
 
 
-class _Run:
-    """A pipeline with valid options, ready to run."""
+def _run(runner: str, pipeline: Any, job: Job, units: list[Unit]) -> None:
+    """Runs a job to its end. Raises BertJaxError if it fails, and cancels it if this process ends
+    first.
+    """
+    from bert_jax.data.cluster.beam import BeamEngine  # Beam is installed
 
-    def __init__(
-        self,
-        options: CorpusOptions,
-        output: Folder,
-        runner: str,
-        flags: Sequence[str],
-        folder: Path,
-    ) -> None:
-        self._runner = runner
-        self._pipeline = pipeline_of(runner, flags, extras_of(options, output), folder)
+    build(BeamEngine(job, pipeline), job, units)
+    running: list[Any] = []
+    ended: list[BaseException | None] = []
 
-    def __call__(self, job: Job, units: list[Unit]) -> None:
-        """Runs the job to its end. Raises BertJaxError if it fails, and cancels it if this process
-        ends first.
-        """
-        from bert_jax.data.cluster.beam import BeamEngine  # Beam is installed
-
-        build(BeamEngine(job, self._pipeline), job, units)
-        reports = Reports(job.scratch)
-        running: list[Any] = []
-        ended: list[BaseException | None] = []
-
-        def run() -> None:
-            try:
-                running.append(self._pipeline.run())
-                name = getattr(running[0], "job_id", None)
-                if name is not None and self._runner == _DATAFLOW:
-                    note(f"job {name()}")
-                running[0].wait_until_finish()
-                ended.append(None)
-            except BaseException as error:
-                ended.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
+    def run() -> None:
         try:
-            _wait(job, reports, thread, len(units))
-        except BaseException:
-            for job_there in running:  # it would continue, and cost money
-                try:
-                    job_there.cancel()
-                except Exception as error:
-                    note(f"the job could not be cancelled, and may still run: {error}")
-            if self._runner == _DIRECT:
-                _kill_workers()
-            raise
-        (error,) = ended
-        if error is None:
-            return
-        if (reported := error_of(job.scratch)) is not None:
-            raise reported
-        job.folder.write(_FAILURE, f"{type(error).__name__}: {error}\n".encode())
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise BertJaxError(
-            f"{self._runner} failed: {lines[-1] if lines else type(error).__name__} "
-            f"(full message: {job.folder}/{_FAILURE}); run the same command to resume"
-        ) from error
+            running.append(pipeline.run())
+            name = getattr(running[0], "job_id", None)
+            if name is not None and runner == _DATAFLOW:
+                note(f"job {name()}")
+            running[0].wait_until_finish()
+            ended.append(None)
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        _wait(job, thread, len(units))
+    except BaseException:
+        for job_there in running:  # it would continue, and cost money
+            try:
+                job_there.cancel()
+            except Exception as error:
+                note(f"the job could not be cancelled, and may still run: {error}")
+        if runner == _DIRECT:
+            _kill_workers()
+        raise
+    (error,) = ended
+    if error is None:
+        return
+    if (reported := error_of(job.scratch)) is not None:
+        raise reported
+    job.folder.write(_FAILURE, f"{type(error).__name__}: {error}\n".encode())
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raise BertJaxError(
+        f"{runner} failed: {lines[-1] if lines else type(error).__name__} "
+        f"(full message: {job.folder}/{_FAILURE}); run the same command to resume"
+    ) from error
 
 
 def pipeline_of(runner: str, flags: Sequence[str], extras: Sequence[str], folder: Path) -> Any:
@@ -215,10 +205,10 @@ def _kill_workers() -> None:
     kill_descendants(_LOCAL.rpartition(".")[0].encode())
 
 
-def _wait(job: Job, reports: Reports, thread: threading.Thread, units: int) -> None:
+def _wait(job: Job, thread: threading.Thread, units: int) -> None:
     """Waits for the thread, and shows the notes and the progress of the job."""
     usual = seconds = _FAR if job.output.is_address else _NEAR
-    heard = time.monotonic()
+    heard, seen = time.monotonic(), set[str]()
     with Progress("prepare", total=None) as progress:
         found = pieces = shards = 0
         progress.describe = lambda: (
@@ -228,7 +218,7 @@ def _wait(job: Job, reports: Reports, thread: threading.Thread, units: int) -> N
             thread.join(seconds)
             began = time.monotonic()
             try:
-                for line in reports.notes():
+                for line in new_notes(job.scratch, seen):
                     note(line)
                 found = len((job.scratch / "found").names())
                 pieces = len(job.pieces.names())
@@ -242,5 +232,5 @@ def _wait(job: Job, reports: Reports, thread: threading.Thread, units: int) -> N
             progress.advance(0)
             # Listing many pieces in a bucket is slow.
             seconds = max(usual, 10 * (time.monotonic() - began))
-    for line in reports.notes():
+    for line in new_notes(job.scratch, seen):
         note(line)

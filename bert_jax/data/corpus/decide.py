@@ -114,41 +114,34 @@ def _counts(found: Found, decided: np.ndarray) -> Counts:
     return counts
 
 
-def _decided_file(unit: int, *, is_last: bool) -> str:
-    return f"{'kept' if is_last else 'decided'}/{unit:06}.u16"
-
-
-def decided_of(job: Job, unit: int, *, is_last: bool = True) -> np.ndarray:
+def fates(found: Found, *lost: Iterable[bytes]) -> np.ndarray:
     """Returns the decisions about the documents of a unit: DECIDED [documents].
 
-    Without `is_last` they are the decisions before near duplicates are dropped.
+    `lost` are the numbers of its duplicates, and of its near duplicates: uint32.
     """
-    is_last = is_last or job.options.dedup_threshold is None
-    return np.frombuffer(job.scratch.read(_decided_file(unit, is_last=is_last)), DECIDED)
-
-
-def decide(job: Job, number: int, _: Unit, duplicates: Iterable[bytes]) -> list[tuple[int, Counts]]:
-    """Decides about the documents of a unit, and writes the decisions. Returns counts."""
-    found = Found.load(job, number)
     decided = np.zeros(len(found.documents), DECIDED)
     decided["split"] = found.documents["split"]
     decided["fate"][np.array([*found.contaminated], np.int64)] = Fate.CONTAMINATED
-    for numbers in duplicates:
-        decided["fate"][np.frombuffer(numbers, np.uint32)] = Fate.DUPLICATE
-    is_last = job.options.dedup_threshold is None
-    job.scratch.write(_decided_file(number, is_last=is_last), decided.tobytes())
+    for fate, several in zip((Fate.DUPLICATE, Fate.NEAR_DUPLICATE), lost, strict=False):
+        decided["fate"][np.frombuffer(b"".join(several), np.uint32)] = fate
+    return decided
+
+
+def decide(job: Job, number: int, _: Unit, *lost: Iterable[bytes]) -> list[tuple[int, Counts]]:
+    """Writes the decisions about the documents of a unit. Returns counts."""
+    found = Found.load(job, number)
+    decided = fates(found, *lost)
+    job.scratch.write(_file(number), decided.tobytes())
     return [(number, _counts(found, decided))]
 
 
-def drop(
-    job: Job, number: int, _: Unit, near_duplicates: Iterable[bytes]
-) -> list[tuple[int, Counts]]:
-    """Decides again about a unit with near duplicates. Returns counts."""
-    decided = decided_of(job, number, is_last=False).copy()
-    for numbers in near_duplicates:
-        decided["fate"][np.frombuffer(numbers, np.uint32)] = Fate.NEAR_DUPLICATE
-    job.scratch.write(_decided_file(number, is_last=True), decided.tobytes())
-    return [(number, _counts(Found.load(job, number), decided))]
+def decided_of(job: Job, unit: int) -> np.ndarray:
+    """Returns the decisions that `decide` wrote: DECIDED [documents]."""
+    return np.frombuffer(job.scratch.read(_file(unit)), DECIDED)
+
+
+def _file(unit: int) -> str:
+    return f"decided/{unit:06}.u16"
 
 
 # --- all units ------------------------------------------------------------------------------------
@@ -164,15 +157,6 @@ class Whole(NamedTuple):
 def begun(whole: Whole) -> list[tuple[int, tuple[int, ...]]]:
     """Returns the position of each unit's text."""
     return [*whole.begun.items()]
-
-
-def added_up(lines: Iterable[tuple[int, Counts]]) -> Whole:
-    """Returns the counts of all units."""
-    whole = Whole(Counts(), {})
-    for unit, counts in sorted(lines, key=lambda line: line[0]):
-        whole.begun[unit] = tuple(whole.counts.kept_bytes.tolist())
-        whole.counts.add(counts)
-    return whole
 
 
 def require_two(job: Job, documents: Mapping[str, int], counts: Counts) -> None:
@@ -209,7 +193,10 @@ def assign(job: Job, lines: Iterable[tuple[int, Counts]]) -> Whole:
 
     Raises UsageError for sources that cannot be read, and for too few documents.
     """
-    whole = added_up(lines)
+    whole = Whole(Counts(), {})
+    for unit, counts in sorted(lines, key=lambda line: line[0]):
+        whole.begun[unit] = tuple(whole.counts.kept_bytes.tolist())
+        whole.counts.add(counts)
     _note_bad(job, whole.counts)
     if job.contamination is not None:
         for source, found in job.contamination.counts(whole.counts.contaminated).items():

@@ -5,14 +5,13 @@ segmenter, format. A file with this name has the right content and is complete.
 """
 
 import contextlib
-import errno
 import hashlib
+import io
 import json
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from bert_jax.errors import DataDamaged, UsageError
 _SENTENCES_PER_CALL = 1024
 # The version of the rules that put a space before sentences.
 SPACE_RULES = 2
+_ARRAYS = ("tokens", "sentences", "documents")
 
 
 class Piece(NamedTuple):
@@ -66,11 +66,11 @@ class EncodedPart:
     empty_documents: int
     stripped_marks: int  # removed from letters by the tokenizer
 
-    def save(self, folder: Folder, name: str) -> None:
+    def save(self, folder: Folder, key: str) -> None:
         """Writes the file of a piece."""
-        counts = [self.words, self.empty_documents, self.stripped_marks, len(self.tokens)]
-        arrays = {each: getattr(self, each) for each in ("tokens", "sentences", "documents")}
-        with folder.writing(name) as file, file.open("wb") as stream:
+        counts = [self.words, self.empty_documents, self.stripped_marks]
+        arrays = {each: getattr(self, each) for each in _ARRAYS}
+        with folder.writing(piece_file(key)) as stream:
             np.savez(stream, counts=np.array(counts), **arrays)
 
 
@@ -84,9 +84,9 @@ def encode(
     """
     (before,) = begun
     for texts in _texts_by_piece(job, number, unit, before, of):
-        if (tokens := _tokens_of_piece(job.pieces, texts.key)) is not None:
+        if (encoded := _encoded_before(job.pieces, texts.key)) is not None:
             count(len(texts.documents), 0, len(texts.documents))
-            yield Piece(texts.split, texts.part, number, texts.key, tokens)
+            yield Piece(texts.split, texts.part, number, texts.key, len(encoded.tokens))
         elif texts.is_last or not offer(encode_piece, number, texts, of):
             yield from encode_piece(job, number, texts, of)
 
@@ -95,7 +95,7 @@ def encode_piece(job: Job, unit: int, texts: _Texts, of: SharedTokenizer) -> lis
     """Encodes the documents of a piece."""
     tokenizer = loaded(job.tokenizer, of)
     encoded = encode_documents(texts.documents, tokenizer, language=job.options.rules)
-    encoded.save(job.pieces, piece_file(texts.key))
+    encoded.save(job.pieces, texts.key)
     count(len(texts.documents), len(encoded.tokens))
     return [Piece(texts.split, texts.part, unit, texts.key, len(encoded.tokens))]
 
@@ -107,7 +107,7 @@ def _texts_by_piece(
     parts = parts_of(job, found, decided, begun)
     last = max((at for of_split in parts.values() for at in of_split), default=-1)
     decisive = json.dumps(
-        [FORMAT_VERSION, version("sentencex"), SPACE_RULES, of.hash, job.options.rules]
+        [FORMAT_VERSION, job.versions["sentencex"], SPACE_RULES, of.hash, job.options.rules]
     ).encode()
     texts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
     digests: dict[str, list[bytes]] = {split: [] for split in SPLITS}
@@ -140,44 +140,26 @@ def piece_file(key: str) -> str:
     return f"{key}.npz"
 
 
-def _tokens_of_piece(pieces: Folder, key: str) -> int | None:
-    """Returns the number of tokens of a piece; None if the piece is missing or damaged.
-
-    Only the counts are read: `read_piece` detects other damage.
-    """
-    if not pieces.has(piece_file(key)):
-        return None
-    with contextlib.suppress(DataDamaged), _opened(pieces, key) as arrays:
-        return int(arrays["counts"][-1])
+def _encoded_before(pieces: Folder, key: str) -> EncodedPart | None:
+    """Returns a piece of an earlier attempt; None if the piece is missing or damaged."""
+    with contextlib.suppress(DataDamaged):
+        return read_piece(pieces, key) if pieces.has(piece_file(key)) else None
     return None
 
 
 def read_piece(pieces: Folder, key: str) -> EncodedPart:
     """Raises DataDamaged, and removes the file, if a piece differs from its checksums."""
-    with _opened(pieces, key) as arrays:
-        words, empty_documents, stripped_marks, _ = map(int, arrays["counts"])
-        tokens, sentences, documents = (arrays[n] for n in ("tokens", "sentences", "documents"))
-        return EncodedPart(tokens, sentences, documents, words, empty_documents, stripped_marks)
-
-
-@contextlib.contextmanager
-def _opened(pieces: Folder, key: str) -> Iterator[Any]:
-    """Yields the arrays of a piece. Raises DataDamaged, and removes the file, if it is damaged."""
+    data = io.BytesIO(pieces.read(piece_file(key)))
     try:
-        with (
-            pieces.fetched([piece_file(key)]) as (file,),
-            file.open("rb") as stream,
-            np.load(stream, allow_pickle=False) as arrays,
-        ):
-            yield arrays
-    except (zipfile.BadZipFile, ValueError, EOFError, KeyError, RuntimeError, OSError) as error:
-        # A damaged archive may name an offset before the beginning of the file, which is EINVAL.
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:
-            raise
+        with np.load(data, allow_pickle=False) as arrays:
+            words, empty_documents, stripped_marks = map(int, arrays["counts"])
+            tokens, sentences, documents = (arrays[name] for name in _ARRAYS)
+    except (zipfile.BadZipFile, ValueError, EOFError, KeyError, RuntimeError) as error:
         pieces.remove([piece_file(key)])
         raise DataDamaged(
             f"{pieces}/{piece_file(key)} was damaged and is now removed: run the same command again"
         ) from error
+    return EncodedPart(tokens, sentences, documents, words, empty_documents, stripped_marks)
 
 
 # --- documents ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bert_jax import file_lock, files
 from bert_jax.data.corpus.store import MANIFEST
@@ -22,7 +22,7 @@ from bert_jax.errors import StorageFailed, UsageError, reason_of
 # The entries of the folder that exist only while a corpus is made.
 PARTS, LOCK = ".parts", ".lock"
 # The suffix of files on disk that are being written.
-_UNFINISHED = ".new"
+_UNFINISHED = ".unfinished"
 _AT_ONCE = 32
 
 
@@ -59,15 +59,18 @@ class Folder:
             return self._system.exists(self._remote(name))
 
     def names(self) -> set[str]:
-        """Returns the names of the complete files in the folder."""
-        if self.is_address:
-            files_there = (entry["name"] for entry in self._listed() if entry["type"] == "file")
-            return {name.rpartition("/")[2] for name in files_there} - {""}
-        return {
-            path.name
-            for path in (self.path.iterdir() if self.path.is_dir() else ())
-            if path.is_file() and not path.name.endswith(_UNFINISHED)
-        }
+        """Returns the names of the folders and of the complete files in the folder."""
+        if not self.is_address:
+            found = {path.name for path in self.path.iterdir()} if self.path.is_dir() else ()
+            return {name for name in found if not name.endswith(_UNFINISHED)}
+        root = self._remote("")
+        with address.failures(self.place):
+            try:
+                listed = self._system.ls(root, detail=False)
+            except FileNotFoundError:
+                return set()
+        # An empty object may stand for the folder itself.
+        return {name.rstrip("/").rpartition("/")[2] for name in listed if name.rstrip("/") != root}
 
     def read(self, name: str) -> bytes:
         """Returns the content of a file."""
@@ -84,24 +87,21 @@ class Folder:
 
     def write(self, name: str, data: bytes, *, is_synced: bool = False) -> None:
         """Writes a file; with `is_synced`, waits until it is on disk."""
-        if self.is_address:
-            with address.failures(f"{self.place}/{name}"):
-                self._system.pipe_file(self._remote(name), data)
-        else:
-            with self.writing(name) as file, file.open("wb") as stream:
-                stream.write(data)
-                if is_synced:
-                    stream.flush()
-                    os.fsync(stream.fileno())
+        with self.writing(name) as stream:
+            stream.write(data)
+            if is_synced:
+                stream.flush()
+                os.fsync(stream.fileno())
 
     @contextlib.contextmanager
-    def writing(self, name: str) -> Iterator[Path]:
-        """Yields a local path; its content becomes the file at the end of the block."""
+    def writing(self, name: str) -> Iterator[IO[bytes]]:
+        """Yields a local file; its content becomes the file at the end of the block."""
         if self.is_address:
-            with tempfile.TemporaryDirectory() as folder:
-                yield (file := files.inside(Path(folder), name.rpartition("/")[2]))
+            with tempfile.NamedTemporaryFile() as stream:
+                yield stream
+                stream.flush()
                 with address.failures(f"{self.place}/{name}"):
-                    self._system.put_file(str(file), self._remote(name))
+                    self._system.put_file(stream.name, self._remote(name))
             return
         file = self.path / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -109,27 +109,23 @@ class Folder:
         own = f"{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
         unfinished = file.with_name(f"{file.name}.{own}{_UNFINISHED}")
         try:
-            with files.writing(file):
-                yield unfinished
+            with files.writing(file), unfinished.open("wb") as stream:
+                yield stream
             unfinished.replace(file)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
 
     @contextlib.contextmanager
-    def fetched(self, names: Sequence[str]) -> Iterator[list[Path]]:
-        """Yields local paths of files: the files themselves if they are on disk, or copies in a
-        temporary folder if they are in a bucket.
-        """
+    def here(self) -> Iterator[Path]:
+        """Yields the path of the folder, or of a copy of its files if it is in a bucket."""
         if not self.is_address:
-            yield [self.path / name for name in names]
+            yield self.path
             return
         with tempfile.TemporaryDirectory() as folder:
-            copies: list[Path] = []
-            for name in names:
-                copies.append(files.inside(Path(folder), name.rpartition("/")[2]))
-                copies[-1].write_bytes(self.read(name))
-            yield copies
+            for name in self.names():
+                files.inside(Path(folder), name).write_bytes(self.read(name))
+            yield Path(folder)
 
     def remove(self, names: Sequence[str]) -> None:
         """Removes files, some of which may be absent."""
@@ -155,19 +151,6 @@ class Folder:
             for file in self.path.rglob(f"*{_UNFINISHED}"):
                 file.unlink(missing_ok=True)
 
-    def entries(self) -> set[str]:
-        """Returns the names of the files and folders in the folder."""
-        if not self.is_address:
-            return {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
-        return {entry["name"].rstrip("/").rpartition("/")[2] for entry in self._listed()}
-
-    def _listed(self) -> list[dict[str, Any]]:
-        with address.failures(self.place):
-            try:
-                return self._system.ls(self._remote(""), detail=True)
-            except FileNotFoundError:
-                return []
-
     def _remote(self, name: str) -> str:
         return f"{self._system._strip_protocol(self.place).rstrip('/')}/{name}".rstrip("/")
 
@@ -182,8 +165,8 @@ class Folder:
 
 
 @contextlib.contextmanager
-def storage_failures(output: Path) -> Iterator[None]:
-    """Raises StorageFailed for each OSError inside."""
+def storage_failures(output: Folder) -> Iterator[None]:
+    """Raises StorageFailed for each OSError inside, which only a folder on disk raises."""
     try:
         yield
     except OSError as error:
@@ -191,29 +174,32 @@ def storage_failures(output: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def only_writer(output: Path) -> Iterator[None]:
-    """Holds the lock of a corpus directory; an OSError inside becomes StorageFailed.
+def only_writer(output: Folder) -> Iterator[None]:
+    """Holds the lock of a corpus directory on disk; an OSError inside becomes StorageFailed.
 
     If nothing is written to a directory that was created for the lock, it is removed. Raises
     UsageError if another process holds the lock.
     """
-    remedy = "wait until it has finished, or choose another `output`"
+    if output.is_address:
+        yield
+        return
+    folder, remedy = output.path, "wait until it has finished, or choose another `output`"
     with storage_failures(output):
-        was_there = output.exists()
+        was_there = folder.exists()
         try:
-            with file_lock.hold_or_refuse(output / LOCK, f"is writing {output}", remedy):
+            with file_lock.hold_or_refuse(folder / LOCK, f"is writing {output}", remedy):
                 try:
                     yield
                 finally:
                     # The error inside the block is the one to report.
                     with contextlib.suppress(OSError):
                         # If the directory contains more, the parts folder marks it as a corpus.
-                        if {path.name for path in output.iterdir()} <= {PARTS, LOCK}:
-                            (output / PARTS).rmdir()
+                        if output.names() <= {PARTS, LOCK}:
+                            (folder / PARTS).rmdir()
         finally:
             if not was_there:
                 with contextlib.suppress(OSError):  # it is not empty
-                    output.rmdir()
+                    folder.rmdir()
 
 
 def require_outside(sources: Sequence[str], output: Folder) -> None:
@@ -235,6 +221,6 @@ def require_outside(sources: Sequence[str], output: Folder) -> None:
 def require_own(output: Folder) -> None:
     """Raises UsageError if the output contains something that `prepare` did not make."""
     is_file = not output.is_address and output.path.is_file()
-    found = set() if is_file else output.entries() - {LOCK}
+    found = set() if is_file else output.names() - {LOCK}
     if is_file or (found and not found & {MANIFEST, PARTS}):
         raise UsageError(f"{output} exists and is not a corpus: choose another `output`")

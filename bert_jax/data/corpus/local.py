@@ -98,10 +98,13 @@ class LocalEngine:
         return [*groups.items()]
 
     def joined(
-        self, name: str, units: Iterable[tuple[int, Unit]], pairs: Iterable[tuple[int, Any]]
-    ) -> list[tuple[int, Unit, list[Any]]]:
-        of_unit = dict(self.grouped(name, pairs))
-        return [(number, unit, of_unit.get(number, [])) for number, unit in units]
+        self, name: str, units: Iterable[tuple[int, Unit]], *pairs: Iterable[tuple[int, Any]]
+    ) -> list[tuple[Any, ...]]:
+        found = [dict(self.grouped(name, each)) for each in pairs]
+        return [
+            (number, unit, *(of_unit.get(number, []) for of_unit in found))
+            for number, unit in units
+        ]
 
     def one(self, stage: Stage, elements: Iterable[Any], *values: Any) -> Any:
         return stage(self._job, elements, *values)

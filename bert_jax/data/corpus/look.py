@@ -50,7 +50,7 @@ class Found:
         arrays["noted"] = np.frombuffer(json.dumps(noted).encode(), np.uint8)
         if self.keys is not None:
             arrays["keys"] = self.keys
-        with job.scratch.writing(_file(unit)) as file, file.open("wb") as stream:
+        with job.scratch.writing(_file(unit)) as stream:
             np.savez(stream, **arrays)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The stages that drop near duplicates, after `decide` and before the others.
+"""The stages that find near duplicates, before `decide`.
 
 Documents are compared in order, and dropped documents are not compared with later ones. Documents
 that are connected by shared MinHash keys are therefore grouped first, and each group is compared on
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.corpus.decide import Counts, Fate, decided_of
+from bert_jax.data.corpus.decide import Fate, fates
 from bert_jax.data.corpus.job import Hashes, Job, Unit, by_unit
 from bert_jax.data.corpus.look import Found
 from bert_jax.data.matching.near_duplicates import nearly, runs_of
@@ -27,13 +27,13 @@ class Runs(NamedTuple):
     runs: bytes  # hashes of its word n-grams, uint64
 
 
-def keys(job: Job, number: int, _: Counts) -> list[tuple[int, Hashes]]:
-    """Returns the keys of the kept documents of a unit, by range."""
-    numbers = np.flatnonzero(decided_of(job, number, is_last=False)["fate"] == Fate.KEPT)
-    found = Found.load(job, number).keys
-    if found is None or not len(numbers):
+def keys(job: Job, number: int, _: Unit, duplicates: Iterable[bytes]) -> list[tuple[int, Hashes]]:
+    """Returns the keys of the documents of a unit that are not dropped yet, by range."""
+    unit = Found.load(job, number)
+    numbers = np.flatnonzero(fates(unit, duplicates)["fate"] == Fate.KEPT)
+    if unit.keys is None or not len(numbers):
         return []
-    found = found[numbers]
+    found = unit.keys[numbers]
     return Hashes.of_unit(job, number, np.repeat(numbers, found.shape[1]), found.ravel())
 
 

@@ -34,8 +34,10 @@ class Engine(Protocol):
     def grouped(self, name: str, pairs: Elements) -> Elements:
         """Returns each key with all of its values."""
 
-    def joined(self, name: str, units: Elements, pairs: Elements) -> Elements:
-        """Returns each unit with all values of its number, when all pairs are available."""
+    def joined(self, name: str, units: Elements, *pairs: Elements) -> Elements:
+        """Returns each unit with the values of its number in each of `pairs`, when all pairs are
+        available.
+        """
 
     def one(self, stage: Stage, elements: Elements, *values: Value) -> Value:
         """Runs a stage on all elements at once: `stage(job, elements, *values)`."""
@@ -75,17 +77,16 @@ def build(engine: Engine, job: Job, units: Sequence[Unit]) -> Value:
 def decided_units(engine: Engine, job: Job, numbered: Elements) -> Elements:
     """Runs the stages that decide which documents are kept. Returns the counts of each unit."""
     words = engine.grouped("words by range", engine.each(look.look, numbered))
-    lost = engine.each(decide.duplicates, words)
-    decided = engine.each(decide.decide, engine.joined("duplicates by unit", numbered, lost))
+    lost = [engine.each(decide.duplicates, words)]
     if job.options.dedup_threshold is not None:
-        decided = _without_near_duplicates(engine, numbered, decided)
-    return decided
+        lost.append(_near_duplicates(engine, numbered, *lost))
+    return engine.each(decide.decide, engine.joined("lost by unit", numbered, *lost))
 
 
-def _without_near_duplicates(engine: Engine, numbered: Elements, decided: Elements) -> Elements:
-    keys = engine.grouped("keys by range", engine.each(near.keys, decided))
+def _near_duplicates(engine: Engine, numbered: Elements, duplicates: Elements) -> Elements:
+    others = engine.joined("duplicates by unit", numbered, duplicates)
+    keys = engine.grouped("keys by range", engine.each(near.keys, others))
     together = engine.merged(near.pairs, near.groups, keys)
     groups = engine.each_of("groups", near.groups_by_unit, together)
     runs = engine.each(near.runs, engine.joined("groups by unit", numbered, groups))
-    lost = engine.each(near.near, engine.grouped("runs by group", runs))
-    return engine.each(decide.drop, engine.joined("near duplicates by unit", numbered, lost))
+    return engine.each(near.near, engine.grouped("runs by group", runs))

@@ -83,19 +83,19 @@ def make(options: CorpusOptions, output: Folder, engine: Callable[[], Run]) -> d
         require_possible(options.dedup_threshold)
     given = _given(options)
     job = _job(options, output, given)
-    with contextlib.nullcontext() if output.is_address else storage_failures(output.path):
-        if (found := _finished(job, given)) is not None and PARTS not in output.entries():
+    with storage_failures(output):
+        if (found := _finished(job, given)) is not None and PARTS not in output.names():
             return found
         if found is None:
             require_own(output)
-    with contextlib.nullcontext() if output.is_address else only_writer(output.path):
+    with only_writer(output):
         # Another process may have finished it since, or was killed after writing corpus.json.
         if (found := _finished(job, given)) is not None:
             job.folder.remove_all()
             return found
         run = engine()
         if not output.is_address:  # in a bucket, an earlier job may still be running
-            for left in job.folder.entries():
+            for left in job.folder.names():
                 if left.startswith("try-"):
                     (job.folder / left).remove_all()
         try:
@@ -118,30 +118,26 @@ def make(options: CorpusOptions, output: Folder, engine: Callable[[], Run]) -> d
 
 def _given(options: CorpusOptions) -> Tokenizer | None:
     """Returns the given tokenizer, if any. Raises UsageError for options that contradict it."""
-    given = None
-    if not options.trains:
-        given = load_tokenizer(
-            options.tokenizer, lowercase=options.lowercase, strip_accents=options.strips_accents
-        )
-        if options.vocab_size not in (None, given.vocab_size):
-            note(
-                f"`vocab_size` {options.vocab_size:,} is not used: `tokenizer` {options.tokenizer} "
-                f"has {given.vocab_size:,} tokens"
-            )
-    if _is_by_character(options, given) and options.dedup_threshold is not None:
-        raise UsageError(
-            "`dedup_threshold` compares words, and a sequence is one word: remove it, and first "
-            "cluster similar sequences, for example with MMseqs2 or CD-HIT"
+    if options.trains:
+        return None
+    given = load_tokenizer(
+        options.tokenizer, lowercase=options.lowercase, strip_accents=options.strips_accents
+    )
+    if options.vocab_size not in (None, given.vocab_size):
+        note(
+            f"`vocab_size` {options.vocab_size:,} is not used: `tokenizer` {options.tokenizer} "
+            f"has {given.vocab_size:,} tokens"
         )
     return given
 
 
-def _is_by_character(options: CorpusOptions, given: Tokenizer | None) -> bool:
-    return (options.tokenizer if given is None else given.kind) == "characters"
-
-
 def _job(options: CorpusOptions, output: Folder, given: Tokenizer | None) -> Job:
-    by_character = _is_by_character(options, given)
+    by_character = (options.tokenizer if given is None else given.kind) == "characters"
+    if by_character and options.dedup_threshold is not None:
+        raise UsageError(
+            "`dedup_threshold` compares words, and a sequence is one word: remove it, and first "
+            "cluster similar sequences, for example with MMseqs2 or CD-HIT"
+        )
     fingerprints: list[str] = []
     for place in options.known:
         manifest = read_manifest(Path(place))
@@ -204,8 +200,7 @@ def _standard_input(job: Job) -> Path | None:
     if sys.stdin.isatty():
         note("reading standard input; Ctrl-D ends it")
     with (
-        job.scratch.writing("stdin") as file,
-        file.open("wb") as copy,
+        job.scratch.writing("stdin") as copy,
         Progress("standard input", total=None) as progress,
     ):
         progress.describe = lambda: f"{progress.done / 1e6:,.0f} MB"

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.metadata import version
 from itertools import groupby
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from bert_jax.data.corpus.vocabulary import SharedTokenizer, loaded
 from bert_jax.data.tokenizer.unknown import note_unknown
 from bert_jax.errors import BertJaxError
 
+# The packages with versions in corpus.json.
+_NOTED = ("sentencex", "tokenizers", "rensa")
 # The fix if the vocabulary lacks much of the text.
 _GIVEN = (
     "the vocabulary was made for other text: choose a `tokenizer` trained on this text, unless you "
@@ -92,11 +94,15 @@ def write(job: Job, stem: str, keys: Sequence[str], of: SharedTokenizer) -> list
             "documents": _starts([part.documents for part in parts]),
         }.items():
             shard_file = f"{stem}.{name}.npy"
-            with job.output.writing(shard_file) as file:
-                with file.open("wb") as stream:
-                    np.save(stream, array)
-                made[shard_file] = describe_file(file)
+            with job.output.writing(shard_file) as stream:
+                np.save(stream, array)
+                made[shard_file] = _described(stream)
     return [(stem, Shard(counts, token_counts, made))]
+
+
+def _described(stream: IO[bytes]) -> dict[str, int]:
+    stream.flush()
+    return describe_file(Path(stream.name))
 
 
 def _starts(lengths: list[np.ndarray]) -> np.ndarray:
@@ -153,8 +159,7 @@ def finish(
         "files": {name: entry for shard in every for name, entry in shard.files.items()},
         "keys": _write_keys(job, whole.counts),
         "versions": {
-            **{name: version(name) for name in ("sentencex", "tokenizers")},
-            **({} if job.options.dedup_threshold is None else {"rensa": version("rensa")}),
+            **{name: number for name, number in job.versions.items() if name in _NOTED},
             "space_rules": SPACE_RULES,
         },
     }
@@ -190,11 +195,10 @@ def _write_keys(job: Job, counts: Counts) -> dict[str, dict[str, int]]:
     described: dict[str, dict[str, int]] = {}
     for split in SPLITS:
         folder = job.scratch / f"keys/{split}"
-        with job.output.writing(keys_file(split)) as file:
-            with file.open("wb") as stream:
-                for keys in folder.read_several(sorted(folder.names())):
-                    stream.write(keys)
-            described[split] = describe_file(file)
+        with job.output.writing(keys_file(split)) as stream:
+            for keys in folder.read_several(sorted(folder.names())):
+                stream.write(keys)
+            described[split] = _described(stream)
     dropped = sum(counts.of(Fate.DUPLICATE).values()) + sum(counts.of(Fate.CONTAMINATED).values())
     if sum(entry["bytes"] for entry in described.values()) != 8 * (counts.total - dropped):
         raise BertJaxError(f"another job is writing {job.folder}: run the command again")

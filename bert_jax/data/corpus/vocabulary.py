@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,14 +32,13 @@ class SharedTokenizer(NamedTuple):
 
     hash: str
     size: int
-    files: tuple[str, ...]
 
 
 @functools.lru_cache(maxsize=1)
 def loaded(folder: Folder, of: SharedTokenizer) -> Tokenizer:
     """Returns the tokenizer in a folder. Raises BertJaxError if it is another tokenizer."""
-    with folder.fetched(of.files) as files:
-        tokenizer = load_tokenizer(files[0].parent)
+    with folder.here() as path:
+        tokenizer = load_tokenizer(path)
     if tokenizer.hash != of.hash:
         raise BertJaxError(f"another job is writing {folder}: run the command again")
     return tokenizer
@@ -47,53 +46,49 @@ def loaded(folder: Folder, of: SharedTokenizer) -> Tokenizer:
 
 def keep_given(job: Job, tokenizer: Tokenizer) -> None:
     """Writes a given tokenizer to the folder of this attempt."""
-    for name, data in _files_of(tokenizer).items():
-        (job.scratch / "given").write(name, data)
+    _write(job.scratch / "given", tokenizer)
 
 
 def given(job: Job, _: Iterable[tuple[int, Counts]], __: Whole) -> SharedTokenizer:
     """Writes the given tokenizer to the corpus's folder, after the sources have been checked."""
-    folder = job.scratch / "given"
-    names = sorted(folder.names())
-    with folder.fetched(names) as files:
-        return _put(job, load_tokenizer(files[0].parent), {n: folder.read(n) for n in names})
+    with (job.scratch / "given").here() as path:
+        return _put(job, load_tokenizer(path))
 
 
-def _files_of(tokenizer: Tokenizer) -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save(Path(folder))
-        return {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
-
-
-def _put(job: Job, tokenizer: Tokenizer, files: Mapping[str, bytes]) -> SharedTokenizer:
+def _put(job: Job, tokenizer: Tokenizer) -> SharedTokenizer:
     """Writes a tokenizer to the corpus's folder, replacing any other."""
     job.folder.remove([f"trained/{name}" for name in (job.folder / "trained").names()])
+    written = _write(job.tokenizer, tokenizer)
+    job.tokenizer.remove([name for name in job.tokenizer.names() if name not in written])
+    return SharedTokenizer(tokenizer.hash, tokenizer.vocab_size)
+
+
+def _write(folder: Folder, tokenizer: Tokenizer) -> set[str]:
+    """Writes the files of a tokenizer. Returns their names."""
+    with tempfile.TemporaryDirectory() as local:
+        tokenizer.save(Path(local))
+        files = {file.name: file.read_bytes() for file in sorted(Path(local).iterdir())}
     for name, data in files.items():
-        job.tokenizer.write(name, data)
-    job.tokenizer.remove([name for name in job.tokenizer.names() if name not in files])
-    return SharedTokenizer(tokenizer.hash, tokenizer.vocab_size, tuple(files))
+        folder.write(name, data)
+    return {*files}
 
 
 # --- the sample -----------------------------------------------------------------------------------
 
 # A training document that may be in the sample.
 _SAMPLED = np.dtype([("priority", "<u8"), ("digest", "<u8"), ("size", "<u4"), ("unit", "<u4"),
-                     ("number", "<u4"), ("is_dropped", "?")])  # fmt: skip
+                     ("number", "<u4")])  # fmt: skip
 
 
 def candidates(job: Job, number: int, _: Counts) -> list[bytes]:
-    """Returns the training documents of a unit that may be in the sample: _SAMPLED [documents].
-
-    Near duplicates count toward the sample's size, but are removed from it at the end.
-    """
+    """Returns the training documents of a unit that may be in the sample: _SAMPLED [documents]."""
     found, decided = Found.load(job, number).documents, decided_of(job, number)
-    is_new = np.isin(decided["fate"], (Fate.KEPT, Fate.NEAR_DUPLICATE))
-    (trained_on,) = np.nonzero(is_new & (decided["split"] == SPLITS.index("train")))
+    is_trained_on = (decided["fate"] == Fate.KEPT) & (decided["split"] == SPLITS.index("train"))
+    (trained_on,) = np.nonzero(is_trained_on)
     rows = np.empty(len(trained_on), _SAMPLED)
     for name in ("priority", "digest", "size"):
         rows[name] = found[name][trained_on]
     rows["unit"], rows["number"] = number, trained_on
-    rows["is_dropped"] = decided["fate"][trained_on] == Fate.NEAR_DUPLICATE
     return [lowest(job.sample_bytes, [rows.tobytes()])]
 
 
@@ -108,14 +103,9 @@ def lowest(budget: int, several: Iterable[bytes]) -> bytes:
     return rows[before < budget].tobytes()
 
 
-def _chosen(sample: bytes) -> np.ndarray:
-    rows = np.frombuffer(sample, _SAMPLED)
-    return rows[~rows["is_dropped"]]
-
-
 def wanted(sample: bytes) -> list[tuple[int, list[int]]]:
     """Returns the documents of the sample by unit."""
-    rows = _chosen(sample)
+    rows = np.frombuffer(sample, _SAMPLED)
     return [(unit, numbers.tolist()) for unit, numbers in by_unit(rows["unit"], rows["number"])]
 
 
@@ -129,7 +119,7 @@ def gather(
     if not numbers:
         return []
     last, sizes = max(numbers), dict[tuple[int, int], int]()
-    with job.scratch.writing(_texts(number)) as file, file.open("wb") as stream:
+    with job.scratch.writing(_texts(number)) as stream:
         for at, text in enumerate(unit.texts(Found.load(job, number).findings.files)):
             if at in numbers:
                 sizes[number, at] = stream.write(text)
@@ -151,22 +141,20 @@ def train(
         data, end = memoryview(job.scratch.read(_texts(next(iter(sizes))[0]))), 0
         for place, size in sizes.items():
             texts[place], end = bytes(data[end : end + size]), end + size
-    places = [(int(row["unit"]), int(row["number"])) for row in _chosen(sample)]
-    in_order = [texts.pop(place) for place in places]
+    rows = np.frombuffer(sample, _SAMPLED)
+    in_order = [texts.pop((int(row["unit"]), int(row["number"]))) for row in rows]
     key = hashlib.sha256(json.dumps(job.described, sort_keys=True).encode())
     for text in in_order:
         key.update(hashlib.blake2b(text, digest_size=16).digest())
     marker = f"tokenizer-{key.hexdigest()}"
     if (job.folder / "trained").has(marker):
-        digest, size, files = json.loads((job.folder / "trained").read(marker))
-        return SharedTokenizer(digest, size, tuple(files))
+        return SharedTokenizer(*json.loads((job.folder / "trained").read(marker)))
     documents = whole.counts.of(Fate.KEPT)["train"]
     note(
         f"train {job.options.tokenizer} on {sum(map(len, in_order)) / 1e6:.1f} MB of text "
         f"({len(in_order):,} of {documents:,} training documents)"
     )
-    tokenizer = _trained(job, in_order)
-    shared = _put(job, tokenizer, _files_of(tokenizer))
+    shared = _put(job, _trained(job, in_order))
     (job.folder / "trained").write(marker, json.dumps(shared).encode())
     return shared
 

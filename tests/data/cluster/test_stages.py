@@ -181,16 +181,15 @@ def test_a_shared_folder(tmp_path, kind):
     with reached() as _:
         place = {"disk": str(tmp_path), "memory": "memory://shared", "bucket": "gs://bucket/shared"}
         folder = Folder(place[kind]) / "of"
-        assert folder.names() == set() and not folder.has("a") and folder.entries() == set()
+        assert folder.names() == set() and not folder.has("a")
         folder.write("a", b"one")
         with (folder / "inner").writing("b") as file:
-            file.write_bytes(b"two")
-        assert folder.names() == {"a"} and folder.has("a") and folder.read("a") == b"one"
-        assert folder.entries() == {"a", "inner"}
+            file.write(b"two")
+        assert folder.names() == {"a", "inner"} and folder.has("a") and folder.read("a") == b"one"
         folder.write("a", b"three")
         assert folder.read("a") == b"three"
-        with folder.fetched(["a"]) as (copy,):
-            assert copy.read_bytes() == b"three"
+        with (folder / "inner").here() as copy:
+            assert (copy / "b").read_bytes() == b"two"
         folder.remove(["a", "never"])
         assert not folder.has("a") and (folder / "inner").has("b")
         folder.remove_all()
@@ -202,7 +201,7 @@ def test_a_job_in_a_bucket(tmp_path, sources):
     here = prepare([str(sources)], tmp_path / "here", **PLAIN)
     with reached() as _:
         assert made(sources, "gs://bucket/c", times=2) == here.fingerprint
-        assert ".parts" not in Folder("gs://bucket/c").entries()
+        assert ".parts" not in Folder("gs://bucket/c").names()
         for name in files_of(tmp_path / "here"):
             file = tmp_path / "copy" / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -250,37 +249,36 @@ def test_an_error_of_an_unknown_kind_is_a_plain_error(tmp_path, kind):
 
 def test_notes_reach_the_command(tmp_path):
     job = job_at(tmp_path)
-    heard = reports.Reports(job.scratch)
-    assert [*heard.notes()] == []
+    seen: set[str] = set()
+    assert [*reports.new_notes(job.scratch, seen)] == []
     reports.reported(job, lambda _: note("train wordpiece on 1 MB"))
     reports._logged.clear()  # as in another process
-    assert [*heard.notes()] == ["train wordpiece on 1 MB"]
-    assert [*heard.notes()] == []
+    assert [*reports.new_notes(job.scratch, seen)] == ["train wordpiece on 1 MB"]
+    assert [*reports.new_notes(job.scratch, seen)] == []
     (job.scratch / "reports/notes").write("0.json", json.dumps(["\x1b]0;title\x07"]).encode())
-    assert [*heard.notes()] == [r"\x1b]0;title\x07"]
+    assert [*reports.new_notes(job.scratch, seen)] == [r"\x1b]0;title\x07"]
 
 
 # --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("runner", "sources", "output", "options", "message"),
+    ("runner", "sources", "output", "message"),
     [
-        ("DirectRunner", ["a.txt"], "c", {"workers": 2}, "pass runner options after --"),
-        ("DirectRunner", ["-"], "c", {}, "`source` - is only on this machine"),
-        ("DataflowRunner", ["a.txt"], "gs://b/c", {}, "`source` a.txt: Dataflow reads from"),
-        ("DataflowRunner", ["gs://b/a.txt"], "c", {}, "`output` c: Dataflow writes to"),
-        ("dataflow", ["a.txt"], "gs://b/c", {}, "`source` a.txt: Dataflow reads from"),
-        ("DirectRunner", ["a.txt"], "ftp://b/c", {}, "`output` ftp://b/c: name a folder"),
-        ("DirectRunner", ["gs://b/d/"], "gs://b/d/c", {}, "is inside `source` gs://b/d/"),
-        ("DirectRunner", ["gs://b/**/a.txt"], "gs://b/c", {}, "is inside `source`"),
+        ("DirectRunner", ["-"], "c", "`source` - is only on this machine"),
+        ("DataflowRunner", ["a.txt"], "gs://b/c", "`source` a.txt: Dataflow reads from"),
+        ("DataflowRunner", ["gs://b/a.txt"], "c", "`output` c: Dataflow writes to"),
+        ("dataflow", ["a.txt"], "gs://b/c", "`source` a.txt: Dataflow reads from"),
+        ("DirectRunner", ["a.txt"], "ftp://b/c", "`output` ftp://b/c: name a folder"),
+        ("DirectRunner", ["gs://b/d/"], "gs://b/d/c", "is inside `source` gs://b/d/"),
+        ("DirectRunner", ["gs://b/**/a.txt"], "gs://b/c", "is inside `source`"),
     ],
 )
-def test_invalid_options_of_a_job(tmp_path, monkeypatch, runner, sources, output, options, message):
+def test_invalid_options_of_a_job(tmp_path, monkeypatch, runner, sources, output, message):
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text(text_of(30))
     with pytest.raises(UsageError, match=message):
-        run.prepare_on(runner, (), sources, output, **options)
+        run.prepare_on(runner, (), sources, output)
 
 
 def test_other_files_in_a_bucket_are_not_overwritten(sources):

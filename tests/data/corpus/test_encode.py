@@ -104,7 +104,7 @@ def test_a_piece_with_an_altered_bit_is_equal_or_removed(tmp_path):
         empty_documents=1,
         stripped_marks=3,
     )
-    written.save(folder, piece_file("a"))
+    written.save(folder, "a")
     path = tmp_path / piece_file("a")
     whole, removed = path.read_bytes(), 0
     for at in range(len(whole)):

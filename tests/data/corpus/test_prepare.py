@@ -297,8 +297,6 @@ def test_a_damaged_piece_is_removed_and_made_again(tmp_path, source, vocabulary,
     data = bytearray(second.read_bytes())
     data[len(data) // 2] ^= 1
     second.write_bytes(data)
-    with pytest.raises(DataDamaged, match=f"{second} was damaged.*run the same command again"):
-        made(source, tmp_path / "c", vocabulary)
     whole = made(source, tmp_path / "whole", vocabulary)
     assert files_of(made(source, tmp_path / "c", vocabulary).directory) == files_of(whole.directory)
 

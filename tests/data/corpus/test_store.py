@@ -103,7 +103,7 @@ def test_types_and_starts(built):
             (split.sentence_starts, counts["tokens"], counts["sentences"]),
             (split.document_starts, counts["sentences"], counts["documents"]),
         ]:
-            assert starts.dtype == np.int64 and len(starts) == size + 1
+            assert starts[:].dtype == np.int64 and len(starts) == size + 1
             assert starts[0] == 0 and starts[-1] == last and (np.diff(starts) > 0).all()
         # Every shard begins with a document.
         first_sentences = split.sentence_starts[split.document_starts[:-1]]
