@@ -13,19 +13,15 @@ import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bert_jax.data.sources.columns import Columns, Row
-from bert_jax.data.sources.document import whole_characters
-from bert_jax.data.sources.read import opened_files
-from bert_jax.data.sources.rows import READERS, rows
-from bert_jax.data.sources.stream import Findings, SourceOptions
+from bert_jax.data.sources.columns import Columns
+from bert_jax.data.tasks.tables import cell_text, rows_of
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note
 
 _ID = ("_id", "id")
 # The first alternative that a row has: a document without a title has its text twice.
-_TITLE_AND_TEXT = (("title", "text"), ("text",))
+_TEXT_AND_TITLE = (("text",), ("title", "text"))
 _JUDGMENT = (("query-id",), ("corpus-id",), ("score",))
 _REMEDY = "these are the columns of a retrieval set in the form of BEIR"
 
@@ -51,17 +47,16 @@ def read_retrieval_set(folder: Path) -> RetrievalSet:
     """
     base = glob.escape(str(folder))
     documents: dict[str, str] = {}
-    for where, (key, title, text) in _table(f"{base}/corpus.*", (_ID, *_TITLE_AND_TEXT)):
-        _add(documents, where, key, _document(where, title, text))
+    for where, (key, text, title) in _table(f"{base}/corpus.*", (_ID, *_TEXT_AND_TITLE)):
+        _add(documents, where, key, _document(text, title))
     queries: dict[str, str] = {}
     for where, (key, text) in _table(f"{base}/queries.*", (_ID, ("text",))):
-        if not _text(where, "text", text).strip():
+        if not text.strip():
             raise UsageError(f"{where}: the query has no text; remove it and its judgments")
         _add(queries, where, key, text)
     judged = f"{base}/qrels/test.*" if (folder / "qrels").is_dir() else f"{base}/qrels.*"
     grades: dict[str, dict[str, int]] = {}
     for where, (query, document, score) in _table(judged, _JUDGMENT):
-        query, document = _text(where, "query-id", query), _text(where, "corpus-id", document)
         if query not in queries:
             raise UsageError(f"{where}: no query {brief(query)} in the set")
         grade = _grade(where, score)
@@ -82,41 +77,32 @@ def read_retrieval_set(folder: Path) -> RetrievalSet:
 
 def read_candidates(source: str) -> Iterator[str]:
     """Yields the texts of the documents of a file, folder or glob, without blank documents."""
-    for where, (title, text) in _table(source, _TITLE_AND_TEXT):
-        if document := _document(where, title, text):
+    for _, (text, title) in _table(source, _TEXT_AND_TITLE):
+        if document := _document(text, title):
             yield document
 
 
-def _table(source: str, names: Sequence[Sequence[str]]) -> Iterator[Row]:
-    for path, stream in opened_files(source, READERS, SourceOptions(), Findings()):
-        yield from rows(path, stream, Columns(names, _REMEDY))
+def _table(source: str, names: Sequence[Sequence[str]]) -> Iterator[tuple[str, list[str]]]:
+    """Yields the file and line of each row, and its cells as text; an id may be a number."""
+    for (where, cells), _ in rows_of(source, Columns(names, _REMEDY)):
+        named = zip(names, cells, strict=True)
+        yield where, [cell_text(where, name, cell) for (name, *_), cell in named]
 
 
-def _add(found: dict[str, str], where: str, key: Any, text: str) -> None:
-    key = _text(where, "_id", key)
+def _add(found: dict[str, str], where: str, key: str, text: str) -> None:
     if key in found:
         raise UsageError(f"{where}: the id {brief(key)} occurs twice; rename one")
     found[key] = text
 
 
-def _document(where: str, title: Any, text: Any) -> str:
-    text, title = _text(where, "text", text), _text(where, "title", title)
+def _document(text: str, title: str) -> str:
     return text.strip() if title == text else f"{title} {text}".strip()
 
 
-def _text(where: str, column: str, value: Any) -> str:
-    """Returns a cell as text; an id may be a whole number."""
-    if type(value) is int:
-        return str(value)
-    if not isinstance(value, str):
-        raise UsageError(f"{where}: column {column!r} is {brief(value)}; write text")
-    return whole_characters(value)
-
-
-def _grade(where: str, value: Any) -> int:
+def _grade(where: str, value: str) -> int:
     try:
         if (grade := float(value)).is_integer():
             return int(grade)
-    except (TypeError, ValueError):
+    except ValueError:
         pass
     raise UsageError(f"{where}: the score is {brief(value)}; write a whole number")

@@ -101,13 +101,13 @@ def read_rows(
     records = Records(source, reading, findings)
     found: list[TextRow] = []
     unlabelled: list[TextRow] = []
-    for row, line in _rows(source, columns, reading, findings, is_plain=label_column is None):
+    for row, line in rows_of(source, columns, reading, findings, is_plain=label_column is None):
         values = dict(zip(names, row.values, strict=True))
         if label_column is not None and values[label_column] is None:
             values[label_column] = ""
         try:
             texts = {
-                name: _text(row.location, name, value, takes_list=name == label_column)
+                name: cell_text(row.location, name, value, takes_list=name == label_column)
                 for name, value in values.items()
             }
         except UsageError as error:
@@ -134,12 +134,18 @@ def read_rows(
     return found
 
 
-def _rows(
-    source: str, columns: Columns, reading: SourceOptions, findings: Findings, *, is_plain: bool
+def rows_of(
+    source: str,
+    columns: Columns,
+    reading: SourceOptions | None = None,
+    findings: Findings | None = None,
+    *,
+    is_plain: bool = False,
 ) -> Iterator[tuple[Row, int | None]]:
     """Yields the rows of all files of a source. With `is_plain`, plain text is also read, and its
     rows have their line numbers from 0.
     """
+    reading, findings = reading or SourceOptions(), findings or Findings()
     if source.startswith("tfds:"):
         records = Records(source, reading, findings)
         for row in tfds_rows(source, records, columns):
@@ -194,7 +200,7 @@ def _with_text(source: str, found: list[TextRow], *, is_predicted: bool) -> list
     return found if is_predicted else [row for row in found if any(map(str.strip, row.texts))]
 
 
-def _text(location: str, column: str, value: Any, *, takes_list: bool) -> str:
+def cell_text(location: str, column: str, value: Any, *, takes_list: bool = False) -> str:
     """Returns a cell as text; numbers, Booleans and lists of numbers as in JSON."""
     values = value if takes_list and isinstance(value, list) else [value]
     if all(isinstance(v, int) or (isinstance(v, float) and math.isfinite(v)) for v in values):
