@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import HeadConfig, ModelConfig, PhaseConfig, TrainConfig
-from bert_jax.data.pairs.text_ids import text_ids
-from bert_jax.data.pretraining.batch import INPUTS, Batch, Draw, Field
+from bert_jax.data.pairs.texts import fields_of_texts, text_ids
+from bert_jax.data.pretraining.batch import INPUTS, Batch, Draw
 from bert_jax.model import bert
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.encoder import gather_early
@@ -42,30 +42,15 @@ class Contrastive(Objective):
     losses = {"contrastive": 1.0}
     texts = 2
     needs_whole_batch = True
-    # The array of the examples' weights, and the array of scores, if there is one.
-    weights, scores = "contrastive_weights", ""
-    fields = {
-        **INPUTS,
-        # The first token of each text: a row has two for each example.
-        "text_positions": Field("2P", np.int32),
-        # A hash of each text in two words.
-        "text_ids": Field("2P", np.int32),
-        "text_ids_high": Field("2P", np.int32),
-        "contrastive_weights": Field("P", np.float32),
-    }
+    fields = fields_of_texts(2)
     figures = (
         Figure("contrastive_loss", "contrastive loss", "{:.3f} nats"),
         Figure("contrastive_accuracy", "own document found"),
     )
 
     def collate(self, rows: Batch, draw: Draw) -> Batch:
-        low, high = text_ids(rows["input_ids"], rows["sequence_ids"], rows["position_ids"], texts=2)
-        return {
-            **{name: rows[name] for name in _READ},
-            "text_ids": low,
-            "text_ids_high": high,
-            "contrastive_weights": np.ones((len(low), 1), np.float32),
-        }
+        weights = np.ones((len(rows["input_ids"]), 1), np.float32)
+        return {name: rows[name] for name in _READ} | text_ids(rows, texts=2) | {"weights": weights}
 
     def forward(
         self,
@@ -76,7 +61,7 @@ class Contrastive(Objective):
         key: DropoutKey | None,
     ) -> Sums:
         vectors_BPD = vectors(params, batch, config=config, key=key)
-        examples = batch[self.weights].size
+        examples = batch["weights"].size
 
         def of_examples(x: jax.Array) -> jax.Array:
             return reshaped(x, (examples, -1, *x.shape[2:]))
@@ -84,13 +69,13 @@ class Contrastive(Objective):
         return pair_sums(
             of_examples(vectors_BPD),
             of_examples(jnp.stack([batch["text_ids"], batch["text_ids_high"]], axis=-1)),
-            of_examples(batch[self.weights])[:, 0],
+            of_examples(batch["weights"])[:, 0],
             config=config,
-            scores_NC=of_examples(batch[self.scores]) if self.scores else None,
+            scores_NC=of_examples(batch["labels"]) if "labels" in batch else None,
         )
 
     def counts(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        return {"contrastive": jnp.maximum(jnp.sum(batch[self.weights]), 1.0)}
+        return {"contrastive": jnp.maximum(jnp.sum(batch["weights"]), 1.0)}
 
     def forward_flops(self, model: ModelConfig, phase: PhaseConfig) -> int:
         """The products of the vectors with each other are left out: a thousandth of the encoder's
@@ -176,7 +161,6 @@ class PairObjective(Contrastive):
     """The loss of a task of pairs: an example may have more than two texts, and scores."""
 
     name = "task"
-    weights, scores = "weights", "labels"
     fields = {}
     # What evaluation and prediction read.
     output = "embeddings"

@@ -105,8 +105,8 @@ def test_the_batch_is_that_of_its_fields():
     assert {n: (a.shape, a.dtype) for n, a in batch.items()} == {
         n: (spec.shape, np.dtype(spec.dtype)) for n, spec in expected.items()
     }
-    assert batch["contrastive_weights"].sum() > 16  # rows with several pairs
-    assert batch["sequence_ids"].max() == 2 * batch["contrastive_weights"].sum(axis=1).max()
+    assert batch["weights"].sum() > 16  # rows with several pairs
+    assert batch["sequence_ids"].max() == 2 * batch["weights"].sum(axis=1).max()
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_packed_pairs_have_the_loss_of_one_pair_per_row():
     # One text of the batch per row, each pair in two rows that follow each other.
     alone = {name: [] for name in ("input_ids", "position_ids")}
     ids = []
-    for row, weights in enumerate(batch["contrastive_weights"]):
+    for row, weights in enumerate(batch["weights"]):
         for text in range(2 * int(weights.sum())):
             is_own = batch["sequence_ids"][row] == text + 1
             for name, rows in alone.items():

@@ -9,7 +9,8 @@ import pytest
 
 from bert_jax.__main__ import main
 from bert_jax.config import DataConfig, EmbeddingConfig, PhaseConfig, TrainConfig
-from bert_jax.data.tasks.encode_rows import arrays_of, places_of_texts
+from bert_jax.data.pairs.texts import places_of_texts
+from bert_jax.data.tasks.encode_rows import arrays_of
 from bert_jax.data.tasks.examples import encode_examples
 from bert_jax.data.tasks.packing import PackedBatches
 from bert_jax.data.tasks.tables import TextRow

@@ -1,8 +1,7 @@
 """Rows with two texts of one document each: pairs without labels, from raw text.
 
-A row is `[CLS] query [SEP] [CLS] document [SEP]`. Both texts have their own positions and their own
-`sequence_ids`, as packed rows have (data/pretraining/packing.py), so that neither attends to the
-other. Contriever's crops, and adjacent spans of a passage, are those of Izacard et al. 2022
+A row is `[CLS] query [SEP] [CLS] document [SEP]`; neither text attends to the other (texts.py).
+Contriever's crops, and adjacent spans of a passage, are those of Izacard et al. 2022
 (arXiv:2112.09118, section 3.1) and Gao and Callan 2022 (arXiv:2108.05540); titles and bodies those
 of Wang et al. 2022 (arXiv:2212.03533, E5); one text twice is SimCSE (Gao et al. 2021,
 arXiv:2104.08821), where dropout makes the difference.
@@ -13,6 +12,7 @@ import numpy as np
 from bert_jax.config import DataConfig
 from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Split
+from bert_jax.data.pairs.texts import places_of_texts
 from bert_jax.data.pretraining.one_segment import documents
 from bert_jax.data.pretraining.spans import SpanPlan, SpanRows, copy_spans
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
@@ -62,24 +62,17 @@ class PairRows(SpanRows):
         """Returns what rows of one segment have, and `text_positions` int32 `[R, 2]`."""
         rows, special = len(plan), vocabulary.special
         size = plan.length.astype(np.int64).reshape(rows, 2) + 2
-        begin = np.stack([np.zeros(rows, np.int64), size[:, 0]], axis=1)
-        first = begin + sequence_length * np.arange(rows)[:, None]
+        places = places_of_texts(size, length=sequence_length)
+        first = places["text_positions"] + sequence_length * np.arange(rows)[:, None]
         input_ids = np.full((rows, sequence_length), special.pad, np.int32)
         flat = input_ids.reshape(-1)
         flat[first] = special.cls
         flat[first + size - 1] = special.sep
         target = (first + 1).reshape(-1)
         copy_spans(split, start=plan.start, length=plan.length, target=target, out=flat)
-        column, lengths = np.arange(sequence_length), plan.lengths
-        is_second = column >= size[:, :1]
-        return {
-            "input_ids": input_ids,
-            "token_type_ids": np.zeros_like(input_ids),
-            "position_ids": (column - size[:, :1] * is_second).astype(np.int32),
-            "sequence_ids": ((1 + is_second) * (column < lengths[:, None])).astype(np.int32),
-            "text_positions": begin.astype(np.int32),
-            "lengths": lengths,
-        }
+        types = np.zeros_like(input_ids)
+        lengths = plan.lengths
+        return {"input_ids": input_ids, "token_type_ids": types, "lengths": lengths, **places}
 
 
 def _passages(split: Split, room: int, least: int = 2) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.data import counter_rng
+from bert_jax.data.pairs.texts import places_of_texts
 from bert_jax.data.pretraining.dealing import Dealing
 from bert_jax.data.tasks.conll import Sentence
 from bert_jax.data.tasks.tables import TextRow
@@ -77,24 +78,6 @@ def arrays_of(features: Features, rows: np.ndarray, *, length: int) -> dict[str,
         cut = (rows, slice(length)) if features.weights.ndim == 2 else (rows,)
         batch |= {"labels": features.labels[cut], "weights": features.weights[cut]}
     return batch
-
-
-def places_of_texts(text_lengths: np.ndarray, *, length: int) -> dict[str, np.ndarray]:
-    """Returns `position_ids`, `sequence_ids` int32 `[N, L]` and `text_positions` int32 `[N, T]` for
-    rows of several texts with `text_lengths` `[N, T]` tokens.
-    """
-    ends = np.cumsum(text_lengths, axis=1)
-    begins = ends - text_lengths
-    column = np.arange(length)
-    # The text of each column; T after the last text.
-    text = np.sum(column[:, None] >= ends[:, None], axis=-1)
-    is_token = text < text_lengths.shape[1]
-    begin = np.take_along_axis(begins, np.minimum(text, text_lengths.shape[1] - 1), axis=1)
-    return {
-        "position_ids": ((column - begin) * is_token).astype(np.int32),
-        "sequence_ids": ((text + 1) * is_token).astype(np.int32),
-        "text_positions": begins.astype(np.int32),
-    }
 
 
 def batch_lengths(features: Features, *, size: int) -> tuple[int, ...]:

@@ -11,22 +11,13 @@ Dims: B examples of a batch, R packed rows, L row length, P slots for examples i
 
 import numpy as np
 
-from bert_jax.data.pairs.text_ids import text_ids
+from bert_jax.data.pairs.texts import fields_of_texts, text_ids
 from bert_jax.data.pretraining.batch import INPUTS, Field
 from bert_jax.data.pretraining.packing import place
 from bert_jax.data.tasks.encode_rows import Features, arrays_of
 
 # The most shapes of a batch; each shape is compiled once.
 _SHAPES = 8
-
-
-def fields_of_pairs(texts: int) -> dict[str, Field]:
-    """Returns the arrays of examples with `texts` texts, in addition to every encoder's arrays."""
-    each = dict.fromkeys(
-        ("text_positions", "text_ids", "text_ids_high"), Field(f"{texts}P", np.int32)
-    )
-    scores = Field(f"{texts - 1}P", np.float32)
-    return each | {"labels": scores, "weights": Field("P", np.float32)}
 
 
 class PackedBatches:
@@ -48,7 +39,9 @@ class PackedBatches:
         self._step = -(-step // multiple) * multiple
         texts = features.text_lengths
         if texts is not None:
-            self._fields = {**INPUTS, **fields_of_pairs(texts.shape[1])}
+            count = texts.shape[1]
+            scores = Field(f"{count - 1}P", np.float32)
+            self._fields = {**fields_of_texts(count), "labels": scores}
             return
         learned = Field("P" if features.weights.ndim == 1 else "L", features.labels.dtype.type)
         self._fields = {**INPUTS, "labels": learned, "weights": learned._replace(dtype=np.float32)}
@@ -68,9 +61,7 @@ class PackedBatches:
         batch = arrays_of(self._features, rows[order], length=self.length)
         if "text_ids" in self._fields:
             texts = batch["text_positions"].shape[1]
-            inputs = (batch[name] for name in ("input_ids", "sequence_ids", "position_ids"))
-            batch["text_ids"], batch["text_ids_high"] = text_ids(*inputs, texts=texts)
-            batch["weights"] = batch["weights"][:, None]
+            batch |= text_ids(batch, texts=texts) | {"weights": batch["weights"][:, None]}
         elif "text_positions" in self._fields:
             batch["text_positions"] = np.zeros(len(rows), np.int32)
             batch |= {name: batch[name][:, None] for name in self._fields.keys() - INPUTS.keys()}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import DataConfig
-from bert_jax.data.pairs.text_ids import text_ids
+from bert_jax.data.pairs.texts import text_ids
 from bert_jax.data.tokenizer.tokenizer import Vocabulary
 from bert_jax.errors import UsageError
 from bert_jax.registry import SEQUENCE_FORMATS
@@ -89,7 +89,8 @@ def test_ids_of_texts_depend_on_tokens_and_their_order():
     ids = np.array([[7, 8, 9, 7, 8, 9, 0], [9, 8, 7, 7, 8, 9, 5]], np.int32)
     sequences = np.array([[1, 1, 1, 2, 2, 2, 0]] * 2, np.int32)
     positions = np.array([[0, 1, 2, 0, 1, 2, 0]] * 2, np.int32)
-    low, high = text_ids(ids, sequences, positions, texts=2)
+    batch = {"input_ids": ids, "sequence_ids": sequences, "position_ids": positions}
+    low, high = text_ids(batch, texts=2).values()
     assert low.dtype == high.dtype == np.int32 and low.shape == (2, 2)
     words = np.stack([low, high], axis=-1).reshape(4, 2).tolist()
     assert words[0] == words[1] == words[3] != words[2]
