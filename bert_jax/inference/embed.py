@@ -43,15 +43,10 @@ def embed(
     checkpoint: Path | str,
     texts: Path | str,
     *,
-    layers: Sequence[int] = (-1,),
-    pooling: str | None = None,
-    length: int | None = None,
-    normalize: bool | None = None,
-    prompt: str | None = None,
-    dims: int | None = None,
     ignore_unexpected: Sequence[str] = (),
+    **options: Any,
 ) -> dict[str, np.ndarray]:
-    """Returns `vectors` and `offsets` of the lines of a file, as in `vectors_of`.
+    """Returns `vectors` and `offsets` of the lines of a file; `options` are those of `vectors_of`.
 
     Blank lines have no vector: `lines` int64 `[N]` are the numbers of the other lines, counted from
     1, and `blank_lines` int64 `[]` is the number of blank lines. Raises UsageError for a file
@@ -66,18 +61,7 @@ def embed(
     source = load_checkpoint(
         checkpoint, allow_missing_heads=True, ignore_unexpected=ignore_unexpected
     )
-    tokenizer = load_tokenizer(source.tokenizer)
-    arrays = vectors_of(
-        source,
-        tokenizer,
-        lines,
-        layers=layers,
-        pooling=pooling,
-        length=length,
-        normalize=normalize,
-        prompt=prompt,
-        dims=dims,
-    )
+    arrays = vectors_of(source, load_tokenizer(source.tokenizer), lines, **options)
     # The empty text after the last newline is not a line.
     blank = len(split) - (split[-1] == "") - len(numbers)
     return arrays | {"lines": np.array(numbers, np.int64), "blank_lines": np.int64(blank)}
@@ -126,7 +110,9 @@ def encode(
         raise UsageError(f"`length` {length}: the model has only {limit} positions")
     prepared = [recipe.prompt + text for text in texts]
     if recipe.lowercase:
-        prepared = [lowercased(text) for text in prepared]
+        from tokenizers.normalizers import Lowercase
+
+        prepared = [Lowercase().normalize_str(text) for text in prepared]
     rows = [TextRow(f"text {i}", (text,), None, "") for i, text in enumerate(prepared)]
     features = encode_texts(
         rows,
@@ -173,10 +159,11 @@ def vectors_of(
     if pooling not in (None, *POOLINGS):
         raise UsageError(f"`pooling` {pooling}: must be one of {', '.join(POOLINGS)}")
     is_own = pooling is not None or tuple(layers) != (-1,)
-    recipe = _recipe_of(checkpoint, is_own=is_own, pooling=pooling, normalize=normalize)
+    recipe = recipe_of(checkpoint, is_own=is_own, pooling=pooling, normalize=normalize)
     recipe = recipe.with_prompt(prompt)
     width = checkpoint.config.model.hidden_size * len(layers)
     dims = recipe.dims if dims is None else dims
+    recipe = dataclasses.replace(recipe, dims=dims)
     if dims is not None and not 1 <= dims <= width:
         raise UsageError(f"`dims` {dims}: the vectors have {width} columns")
     if dims and recipe.trained_dims and dims not in recipe.trained_dims:
@@ -205,15 +192,10 @@ def vectors_of(
                 progress.advance(len(states))
         found = np.concatenate(parts)
         arrays["offsets"] = np.concatenate([[0], np.cumsum(features.lengths)]).astype(np.int64)
-    found = recipe.finished(found)[:, :dims]
+    found = recipe.finished(found)
     if dims is not None and normalize:
         found = sentence_transformers.normalized(found)
     return {"vectors": found, **arrays}
-
-
-def recipe_of(checkpoint: LoadedCheckpoint) -> EmbeddingRecipe:
-    """Returns the recipe of the checkpoint's directory or run."""
-    return _recipe_of(checkpoint, is_own=False, pooling=None, normalize=None)
 
 
 def _layer_number(layer: int, depth: int) -> int:
@@ -228,17 +210,17 @@ def _layer_number(layer: int, depth: int) -> int:
     return number
 
 
-def lowercased(text: str) -> str:
-    """Returns a text in lower case, by the normalizer of tokenizers."""
-    from tokenizers.normalizers import Lowercase
-
-    return Lowercase().normalize_str(text)
-
-
-def _recipe_of(
-    checkpoint: LoadedCheckpoint, *, is_own: bool, pooling: str | None, normalize: bool | None
+def recipe_of(
+    checkpoint: LoadedCheckpoint,
+    *,
+    is_own: bool = False,
+    pooling: str | None = None,
+    normalize: bool | None = None,
 ) -> EmbeddingRecipe:
-    """Returns the recipe of the checkpoint's directory, with the given values replaced."""
+    """Returns the recipe of the checkpoint's directory or run, with the given values replaced.
+
+    With `is_own`, `pooling` (None: mean) replaces the pooling and the steps after it.
+    """
     directory, recipe = checkpoint.directory, EmbeddingRecipe()
     is_foreign = checkpoint.tokenizer != directory / TOKENIZER
     if is_foreign:

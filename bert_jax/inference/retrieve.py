@@ -93,29 +93,24 @@ class Embedder:
             if pooled is None:
                 return None
             numbers.append(part.numbers)
-            found.append(self._recipe.finished(pooled)[:, : self._recipe.dims])
+            found.append(self._recipe.finished(pooled))
         vectors_NW = np.concatenate(found)[np.argsort(np.concatenate(numbers))]
         return vectors_NW if self._recipe.similarity == "dot" else normalized(vectors_NW)
 
 
-def embedder_of(checkpoint: LoadedCheckpoint, *, length: int | None = None) -> Embedder:
-    """Returns the embedder of a checkpoint, in float32."""
-    return Embedder(
+def text_vectors(
+    checkpoint: LoadedCheckpoint, *texts: TextsAndPrompts, length: int | None = None
+) -> list[np.ndarray]:
+    """Returns the vectors of each list of texts, float32 `[N, W]`, computed in float32; each list
+    comes with the names of its prompts, as in `Embedder.encode`.
+    """
+    embedder = Embedder(
         in_float32(checkpoint.config),
         recipe_of(checkpoint),
         load_tokenizer(checkpoint.tokenizer),
         mesh=checkpoint.mesh,
         length=length,
     )
-
-
-def text_vectors(
-    checkpoint: LoadedCheckpoint, *texts: TextsAndPrompts, length: int | None = None
-) -> list[np.ndarray]:
-    """Returns the vectors of each list of texts, float32 `[N, W]`; each comes with the names of its
-    prompts, as in `Embedder.encode`.
-    """
-    embedder = embedder_of(checkpoint, length=length)
     return [
         embedder.vectors(checkpoint.params, embedder.encode(*each), title="embed") for each in texts
     ]

@@ -96,10 +96,10 @@ class EmbeddingRecipe:
         return dataclasses.replace(self, prompt=prompt)
 
     def finished(self, pooled_NW: np.ndarray) -> np.ndarray:
-        """Returns embeddings from pooled vectors."""
+        """Returns embeddings from pooled vectors: their first `dims` columns."""
         for _, step in self.steps:
             pooled_NW = step(pooled_NW)
-        return pooled_NW
+        return pooled_NW[:, : self.dims]
 
     def described(self) -> str:
         """Returns a description of the recipe."""
@@ -133,9 +133,7 @@ def recipe_of_run(config: TrainConfig) -> EmbeddingRecipe | None:
     )
 
 
-def write(
-    directory: Path, recipe: EmbeddingRecipe, *, width: int, similarity: str = "cosine"
-) -> None:
+def write(directory: Path, recipe: EmbeddingRecipe, *, width: int) -> None:
     """Adds the files that turn an encoder's directory into an embedder with vectors of `width`.
 
     Types and fields are the older ones, which all readers support: sentence-transformers 5.7 and
@@ -161,7 +159,7 @@ def write(
         _ENCODER: {"max_seq_length": recipe.length, "do_lower_case": False},
         _SETTINGS: {
             "prompts": dict(recipe.prompts),
-            "similarity_fn_name": "cosine" if NORMALIZE in recipe.steps else similarity,
+            "similarity_fn_name": "cosine" if NORMALIZE in recipe.steps else recipe.similarity,
             **({} if recipe.dims is None else {"truncate_dim": recipe.dims}),
         },
     }

@@ -94,10 +94,7 @@ def export_checkpoint(
                 model_type=model_type,
             )
         if recipe is not None:
-            similarity = config.embedding.similarity
-            sentence_transformers.write(
-                output, recipe, width=model.hidden_size, similarity=similarity
-            )
+            sentence_transformers.write(output, recipe, width=model.hidden_size)
         if loaded.is_run:
             model_card.write_model_card(
                 output,

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -23,7 +23,6 @@ from bert_jax.inference.retrieve import (
     DOCUMENT_PROMPTS,
     QUERY_PROMPTS,
     Embedder,
-    TextsAndPrompts,
     bm25_search,
     search,
     text_vectors,
@@ -38,18 +37,6 @@ from bert_jax.training.hooks import Hook, Stop
 from bert_jax.training.job import Row, Run, Scores, TrainingJob
 
 
-class VectorSet(Protocol):
-    """Texts, and what their vectors should show."""
-
-    texts: Sequence[TextsAndPrompts]
-
-    def score(self, *vectors: np.ndarray, mesh: Mesh, hidden: bool = False) -> dict[str, float]:
-        """Returns scores of the vectors of each list of `texts`, float32 `[N, W]`. `hidden` hides
-        the progress bar.
-        """
-        ...
-
-
 class Retrieval:
     """A retrieval set, scored by `retrieval_scores`.
 
@@ -62,13 +49,13 @@ class Retrieval:
         self._ids = sorted(given.documents, reverse=True)  # the order of equal scores
         self.documents = [given.documents[id_] for id_ in self._ids]
         self.queries = [*given.queries.values()]
-        self.texts: Sequence[TextsAndPrompts] = (
-            (self.documents, DOCUMENT_PROMPTS),
-            (self.queries, QUERY_PROMPTS),
-        )
+        self.texts = (self.documents, DOCUMENT_PROMPTS), (self.queries, QUERY_PROMPTS)
         self._k = DEEPEST + 1  # the query itself may be one
 
     def score(self, *vectors: np.ndarray, mesh: Mesh, hidden: bool = False) -> dict[str, float]:
+        """Returns scores of the vectors of each list of `texts`, float32 `[N, W]`. `hidden` hides
+        the progress bar.
+        """
         vectors_NW, vectors_QW = vectors
         return self._scores(search(vectors_QW, vectors_NW, self._k, mesh=mesh, hidden=hidden)[0])
 
@@ -93,14 +80,17 @@ class Similarity:
 
     def __init__(self, rows: Sequence[TextRow]):
         self._gold = np.array([number_of(row) for row in rows])
-        self.texts: Sequence[TextsAndPrompts] = (
-            ([text for row in rows for text in row.texts], ()),
-        )
+        self.texts = (([text for row in rows for text in row.texts], ()),)
 
-    def score(self, *vectors: np.ndarray, mesh: Mesh, hidden: bool = False) -> dict[str, float]:
+    def score(self, *vectors: np.ndarray, **_: Any) -> dict[str, float]:
+        """As `Retrieval.score`."""
         (vectors_NW,) = vectors
         found = np.sum(vectors_NW[0::2] * vectors_NW[1::2], axis=1)
         return {"Spearman": spearman(self._gold, found)}
+
+
+# Texts, and what their vectors should show.
+VectorSet = Retrieval | Similarity
 
 
 def score_vectors(
