@@ -160,15 +160,8 @@ def vectors_of(
         raise UsageError(f"`pooling` {pooling}: must be one of {', '.join(POOLINGS)}")
     is_own = pooling is not None or tuple(layers) != (-1,)
     recipe = recipe_of(checkpoint, is_own=is_own, pooling=pooling, normalize=normalize)
-    recipe = recipe.with_prompt(prompt)
     width = checkpoint.config.model.hidden_size * len(layers)
-    dims = recipe.dims if dims is None else dims
-    recipe = dataclasses.replace(recipe, dims=dims)
-    if dims is not None and not 1 <= dims <= width:
-        raise UsageError(f"`dims` {dims}: the vectors have {width} columns")
-    if dims and recipe.trained_dims and dims not in recipe.trained_dims:
-        known = ", ".join(map(str, recipe.trained_dims))
-        note_once(f"`dims` {dims}: the run trained vectors of {known} columns (embedding.dims)")
+    recipe = recipe.with_prompt(prompt).with_dims(dims, width=width)
     limit = checkpoint.config.model.max_position_embeddings
     features = encode(texts, tokenizer, recipe, length=length, limit=limit)
     forwards = {} if forwards is None else forwards
@@ -193,7 +186,7 @@ def vectors_of(
         found = np.concatenate(parts)
         arrays["offsets"] = np.concatenate([[0], np.cumsum(features.lengths)]).astype(np.int64)
     found = recipe.finished(found)
-    if dims is not None and normalize:
+    if recipe.dims is not None and normalize:
         found = sentence_transformers.normalized(found)
     return {"vectors": found, **arrays}
 

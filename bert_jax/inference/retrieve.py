@@ -99,14 +99,17 @@ class Embedder:
 
 
 def text_vectors(
-    checkpoint: LoadedCheckpoint, *texts: TextsAndPrompts, length: int | None = None
+    checkpoint: LoadedCheckpoint,
+    *texts: TextsAndPrompts,
+    length: int | None = None,
+    dims: int | None = None,
 ) -> list[np.ndarray]:
     """Returns the vectors of each list of texts, float32 `[N, W]`, computed in float32; each list
-    comes with the names of its prompts, as in `Embedder.encode`.
+    comes with the names of its prompts, as in `Embedder.encode`. `dims` keeps the first columns.
     """
     embedder = Embedder(
         in_float32(checkpoint.config),
-        recipe_of(checkpoint),
+        recipe_of(checkpoint).with_dims(dims, width=checkpoint.config.model.hidden_size),
         load_tokenizer(checkpoint.tokenizer),
         mesh=checkpoint.mesh,
         length=length,

@@ -21,6 +21,7 @@ import numpy as np
 from bert_jax.config import TrainConfig
 from bert_jax.errors import UsageError, brief
 from bert_jax.interchange import name_map, safetensors_files
+from bert_jax.progress import note_once
 
 MODULES = "modules.json"
 POOLINGS = ("mean", "cls", "max", "lasttoken")
@@ -94,6 +95,20 @@ class EmbeddingRecipe:
                 f"the prompt {prompt!r} is not supported"
             )
         return dataclasses.replace(self, prompt=prompt)
+
+    def with_dims(self, dims: int | None, *, width: int) -> "EmbeddingRecipe":
+        """Returns the recipe that keeps the first `dims` columns of vectors with `width` columns,
+        by default its own number. A note says if the run did not train this number.
+
+        Raises UsageError for a number below 1 or above `width`.
+        """
+        dims = self.dims if dims is None else dims
+        if dims is not None and not 1 <= dims <= width:
+            raise UsageError(f"`dims` {dims}: the vectors have {width} columns")
+        if dims and self.trained_dims and dims not in self.trained_dims:
+            known = ", ".join(map(str, self.trained_dims))
+            note_once(f"`dims` {dims}: the run trained vectors of {known} columns (embedding.dims)")
+        return dataclasses.replace(self, dims=dims)
 
     def finished(self, pooled_NW: np.ndarray) -> np.ndarray:
         """Returns embeddings from pooled vectors: their first `dims` columns."""

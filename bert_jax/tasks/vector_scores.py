@@ -94,10 +94,14 @@ VectorSet = Retrieval | Similarity
 
 
 def score_vectors(
-    checkpoint: LoadedCheckpoint, given: VectorSet, *, length: int | None = None
+    checkpoint: LoadedCheckpoint,
+    given: VectorSet,
+    *,
+    length: int | None = None,
+    dims: int | None = None,
 ) -> dict[str, float]:
-    """Returns the scores of the vectors of a checkpoint."""
-    vectors = text_vectors(checkpoint, *given.texts, length=length)
+    """Returns the scores of the vectors of a checkpoint, or of their first `dims` columns."""
+    vectors = text_vectors(checkpoint, *given.texts, length=length, dims=dims)
     return given.score(*vectors, mesh=checkpoint.mesh)
 
 
@@ -133,7 +137,7 @@ class VectorScoresConfig(HookConfig, kind="vector_scores"):
     text: tuple[str, ...] = setting((), "Columns of the two texts of `similarity`.")
     label: str = setting("score", "Column of the score of `similarity`.")
     share: Share = setting(
-        0.1,
+        0.05,
         "Largest share of the FLOPs of the run: some evaluations are left out, but not the last.",
     )
 

@@ -142,11 +142,13 @@ def test_similarity_is_spearmans_correlation_with_the_cosine(embedder, tmp_path,
         "--text-column",
         "b",
     ]
-    assert main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["Spearman"]
     model = bert_jax.load(embedder)
-    one, other = (normalized(model.embed([pair[n] for pair in pairs], length=32)) for n in (0, 1))
-    assert found == pytest.approx(spearman(np.array(gold), np.sum(one * other, axis=1)))
+    vectors = [model.embed([pair[n] for pair in pairs], length=32) for n in (0, 1)]
+    for options, dims in (([], None), (["--dims", "4"], 4)):
+        assert main([*command, "--json", *options]) == 0
+        found = json.loads(capsys.readouterr().out)["Spearman"]
+        one, other = (normalized(each[:, :dims]) for each in vectors)
+        assert found == pytest.approx(spearman(np.array(gold), np.sum(one * other, axis=1)))
 
 
 def test_a_score_that_is_no_number_is_named(embedder, tmp_path, capsys):
@@ -184,3 +186,11 @@ def test_negatives_are_mined_from_files(embedder, tmp_path, beir, capsys):
     assert f"{len(records)} pairs with 2 negatives" in capsys.readouterr().out
     assert main([*command, "--negatives", "0"]) == 2
     assert "--negatives 0" in capsys.readouterr().err
+
+
+def test_dims_are_those_of_vectors(embedder, beir, capsys):
+    """More columns than the vectors have, and columns without a set to score, are refused."""
+    assert main(["evaluate", str(embedder), "--retrieval", str(beir), "--dims", "1000"]) == 2
+    assert "--dims 1000: the vectors have 32 columns" in capsys.readouterr().err
+    assert main(["evaluate", str(embedder), "--dims", "4"]) == 2
+    assert "--dims" in capsys.readouterr().err

@@ -39,6 +39,9 @@ class VectorScoresOptions(FromCheckpoint):
     label: Annotated[str, "--label-column"] = setting(
         "score", "COLUMN: column of the score of --similarity"
     )
+    dims: int | None = setting(
+        None, "N: keep the first N columns of each vector, for a model trained with embedding.dims"
+    )
 
 
 def run(
@@ -62,7 +65,7 @@ def run(
             checkpoint = load_checkpoint(
                 each, allow_missing_heads=True, ignore_unexpected=options.ignore_unexpected
             )
-            found[str(each)] = score_vectors(checkpoint, given, length=length)
+            found[str(each)] = score_vectors(checkpoint, given, length=length, dims=options.dims)
         if isinstance(given, Retrieval) and importlib.util.find_spec(BM25):
             found["BM25"] = given.bm25()
         elif isinstance(given, Retrieval):

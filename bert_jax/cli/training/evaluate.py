@@ -58,6 +58,8 @@ def run(options: EvaluateOptions) -> None:
                 "--corpus and --eval-set-from do not go with --retrieval or --similarity"
             )
         return vector_scores.run(options, given, length=length, as_json=options.json)
+    if options.dims is not None:
+        raise UsageError("--dims needs --retrieval or --similarity")
     from bert_jax.pretrained.load import run_config, run_of
     from bert_jax.training.evaluate import evaluate_checkpoint, trained_on
 
