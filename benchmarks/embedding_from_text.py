@@ -115,6 +115,17 @@ def table(found: Scores) -> None:
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
+def first_columns(runs: Runs, retrieval: Path, *, dims: int, steps: int) -> None:
+    """Continues the runs on crops with and without a loss of the first columns; prints scores."""
+    changes = [f"phases.0.steps={steps}", f"optimizer.warmup_steps={steps // 10}"]
+    runs.add("plain", "embed_crops_cpu", changes, start="crops")
+    matryoshka = [*changes, f"embedding.dims=[{dims}]"]
+    runs.add("matryoshka", "embed_crops_cpu", matryoshka, start="crops")
+    for options in ([], ["--dims", dims]):
+        print(f"\nColumns: {options[1] if options else 'all'}\n")
+        table(runs.scores(retrieval, ["plain", "matryoshka"], *options))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("corpus", type=Path)
@@ -123,7 +134,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", nargs="*", default=["crops", "same"], metavar="KIND[:STEPS]")
     parser.add_argument("--dims", type=int, metavar="N", help="also measure the first N columns")
-    parser.add_argument("--more-steps", type=int, default=150, help="of the runs for --dims")
+    parser.add_argument("--more-steps", type=int, default=100, help="of the runs for --dims")
     arguments = parser.parse_args()
     runs = Runs(arguments.corpus, arguments.workdir, arguments.seeds)
     still = ["phases.0.steps=1", "optimizer.warmup_steps=0", "optimizer.learning_rate=1e-12"]
@@ -139,16 +150,8 @@ def main() -> None:
         found[name]["titles"] = [titles.found(path) for path in paths]
     found["BM25"]["titles"] = [titles.found_by_bm25()]
     table(found)
-    if arguments.dims is None:
-        return
-    steps, dims = arguments.more_steps, arguments.dims
-    changes = [f"phases.0.steps={steps}", f"optimizer.warmup_steps={steps // 10}"]
-    runs.add("plain", "embed_crops_cpu", changes, start="crops")
-    matryoshka = [*changes, f"embedding.dims=[{dims}]"]
-    runs.add("matryoshka", "embed_crops_cpu", matryoshka, start="crops")
-    for options in ([], ["--dims", dims]):
-        print(f"\nColumns: {options[1] if options else 'all'}\n")
-        table(runs.scores(arguments.retrieval, ["plain", "matryoshka"], *options))
+    if arguments.dims is not None:
+        first_columns(runs, arguments.retrieval, dims=arguments.dims, steps=arguments.more_steps)
 
 
 if __name__ == "__main__":
