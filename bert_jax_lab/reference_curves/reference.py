@@ -77,7 +77,9 @@ class Reference:
 
     def _differing(self, config: TrainConfig) -> list[Change]:
         """Returns the fields in which a config differs from the reference."""
-        return differences(flatten(self.config), flatten(complete(config)))
+        found = differences(flatten(self.config), flatten(complete(config)))
+        # The objective first: it decides the heads.
+        return sorted(found, key=lambda change: change[0] != "objective")
 
 
 def read(workdir: Path | str) -> Reference:
