@@ -44,9 +44,7 @@ def judge(answers: Sequence[dict[str, Any]], where: str) -> Finding:
         if answer["versions"].get(name) != version
     ]
     if differing:
-        return failed(
-            "; ".join(differing), "install the same versions on every host (tpu_setup.sh does)"
-        )
+        return failed("; ".join(differing), "install the same versions on every host")
     skews = [abs(answer["time"] - answers[0]["time"]) for answer in answers]
     worst = max(skews)
     if worst > _SKEW_WARNED:

@@ -147,7 +147,7 @@ def other_rows(found: dict[str, Any]) -> list[str]:
         return []
     return [
         f"Validation rows differ, so that these losses do not compare: {listed}. "
-        "`bert-jax evaluate` scores a run on the rows of another run (`like`), and "
+        "`bert-jax evaluate` scores a run on the rows of another run, and "
         '`compare_on="tasks"` of a study compares by tasks.'
     ]
 

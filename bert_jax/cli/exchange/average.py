@@ -5,7 +5,7 @@ training. The result is a workdir that evaluate, export, finetune and --init-fro
 the last checkpoint.keep_last checkpoints and every checkpoint.keep_every-th.
 
 example:
-  bert-jax average runs/base --last 5 --output-dir runs/mean
+  bert-jax average runs/base --last 3 --output-dir runs/mean
 """
 
 from pathlib import Path
