@@ -224,8 +224,8 @@ def step(arguments) -> None:
             tokens = [batch["input_ids"].size, sum(x["input_ids"].numel() for x in inputs)]
             print(
                 f"round {number}: seconds, CPU seconds {np.round(taken[-1], 2).tolist()}, losses "
-                f"{float(values['loss']):.4f}, {loss.item():.4f}, tokens {tokens}, of which are "
-                f"text {features.lengths[chosen].sum()}",
+                f"{float(values['loss']):.4f}, {loss.item():.4f}, tokens {tokens} with padding, "
+                f"{features.lengths[chosen].sum()} without",
                 flush=True,
             )
     for name, clock in (("seconds", 0), ("CPU seconds", 1)):

@@ -56,7 +56,7 @@ class Runs:
             verb("pretrain", config, "--corpus", self._corpus, "--workdir", path, *words)
 
     def scores(self, retrieval: Path, names: list[str], *options: object) -> Scores:
-        """Returns the scores of each run on a retrieval set, and those of BM25."""
+        """Returns the scores of each run and of BM25 on a retrieval set."""
         paths = [path for name in names for path in self.of[name]]
         shown = verb("evaluate", *paths, "--retrieval", retrieval, "--json", *options)
         found: Scores = collections.defaultdict(lambda: collections.defaultdict(list))
@@ -93,7 +93,7 @@ class Titles:
         return scores["validation"]["contrastive_accuracy"]
 
     def found_by_bm25(self) -> float:
-        """Returns the same share for BM25, whose words are tokens."""
+        """Returns the same share for BM25 on token ids."""
         assert self._held_out is not None
         (rows,) = self._held_out._examples.values()
         batch = rows.batch_at(0, range(rows.num_examples))
