@@ -181,13 +181,13 @@ def require_two(job: Job, documents: Mapping[str, int], counts: Counts) -> None:
         )
     for split, number in documents.items():
         if number < 2:
-            # Documents are drawn: with half of four, each split probably gets two.
-            fraction = min(max(4 / total, 0.05), 0.5)
-            change = f"change `validation_fraction`, for example to {fraction:.2g}, "
+            # Documents are drawn: half of four are probably two.
+            fraction, change = min(max(4 / total, 0.05), 0.5), ""
+            if split == SPLITS[1] and total >= 4 and fraction > job.options.validation_fraction:
+                change = f"change `validation_fraction`, for example to {fraction:.2g}, "
             raise UsageError(
                 f"{where}: {split} would get {number} of {total} documents and needs at least 2: "
-                f"add documents, {change if total >= 4 else ''}or name held-out text with "
-                "`validation_source`"
+                f"add documents, {change}or name held-out text with `validation_source`"
             )
 
 
