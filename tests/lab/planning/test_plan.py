@@ -429,6 +429,37 @@ class TestGradients:
         assert found["reduce-scatter"] < 1.2 * weights and found["all-gather"] < 1.2 * weights
 
 
+@pytest.mark.parametrize("topology", ["v4:4x4x4", "v5e:8x8"])
+class TestContrastive:
+    pytestmark = needs_compiler
+
+    def test_nothing_is_communicated_for_each_microbatch(self, topology, capsys):
+        """On 64 devices, vectors are gathered once, and gradients are summed once."""
+        width, rows = 128, {"sequence_length": 16, "steps": 20_000, "global_batch_size": 512}
+        changes = {
+            "model.num_hidden_layers": 2,
+            "model.hidden_size": width,
+            "model.num_attention_heads": 2,
+            "model.intermediate_size": 4 * width,
+            "optimizer.gradient_accumulation_steps": 4,
+            "phases": json.dumps([rows]),
+        }
+        arguments = ["plan", "embed_titles_64core", "--topology", topology, "--json"]
+        for name, value in changes.items():
+            arguments += ["--set", f"{name}={value}"]
+        assert main(arguments) == 0
+        plan = json.loads(capsys.readouterr().out)
+        found: dict[str, int] = collections.Counter()
+        for each in plan["phases"][0]["collectives"]:
+            found[each["kind"]] += each["bytes"]
+            if each["kind"] == "all-gather" and each["group_size"] == 64:
+                found["gathered by all"] += each["bytes"]
+        weights = 2 * plan["parameters"]  # in bfloat16
+        vectors = 4 * width * rows["global_batch_size"]
+        assert vectors <= found["gathered by all"] < 1.2 * vectors
+        assert found["reduce-scatter"] + found["all-reduce"] < 1.3 * weights + 1.2 * vectors
+
+
 @pytest.mark.parametrize(
     "name",
     # Larger slices are multiples of these.
