@@ -154,16 +154,19 @@ class Pool:
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Runs a task in the process of this thread; returns its result or raises its error."""
         try:
-            try:
+            what, value = "killed", None
+            with contextlib.suppress(EOFError, OSError):
                 connection = self._connection()
                 connection.send((function, arguments))
                 what, value = self._answer(connection)
-            except (EOFError, OSError) as error:
+            # Not in a handler: the frames of a cause would keep the buffer of an unsent message in
+            # a reference cycle with this pool, and Python 3.13 reports such a buffer on stderr.
+            if what == "killed":
                 raise BertJaxError(
                     "a worker process was killed, perhaps for lack of memory; run the same "
                     f"command again to resume, with fewer than `workers` {self.workers} if memory "
                     "is the reason"
-                ) from error
+                )
             if what == "error":
                 raise value
             return value

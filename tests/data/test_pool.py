@@ -43,8 +43,10 @@ class _Fatal:
 @pytest.mark.parametrize("shared", [None, _Fatal()], ids=["at work", "at its start"])
 def test_a_killed_worker_is_reported(shared):
     """Raised once, and the pool can be left although the error is handled inside it."""
-    with Pool(2, shared) as pool, pytest.raises(BertJaxError, match="a worker process was killed"):
+    message = "a worker process was killed"
+    with Pool(2, shared) as pool, pytest.raises(BertJaxError, match=message) as raised:
         list(pool.map(_dies, ((number,) for number in range(1000))))
+    assert raised.value.__context__ is None, "its frames would keep the buffers of messages"
 
 
 def _sleeps(_: object, seconds: float) -> None:
