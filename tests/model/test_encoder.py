@@ -103,7 +103,8 @@ def test_loss_and_gradients_are_the_same_on_every_mesh(name, monkeypatch):
         assert other[0] == pytest.approx(first[0], rel=1e-5)
         for path, ours in paths(other[1]).items():
             expected = paths(first[1])[path]
-            bound = max(np.abs(expected).max(), 1e-3)
+            # The gradient of a key's bias nearly cancels: it is rounded as its terms are.
+            bound = max(np.abs(expected).max(), 2e-3)
             np.testing.assert_allclose(ours, expected, atol=1e-5 * bound, rtol=0, err_msg=path)
 
 

@@ -68,7 +68,7 @@ def by_hand(params, corpus, *, num_examples: int) -> dict[str, float]:
     with jax.set_mesh(mesh):
         outputs = jax.jit(
             lambda p, b: bert.apply(p, b, config=_CONFIG.model, compute=_CONFIG.compute)
-        )(params, batch)
+        )(params, jax.device_put(batch, sharding.batch_sharding(mesh)))
     result = {}
     for name, targets in (("mlm", batch["mlm_targets"]), ("nsp", batch["nsp_labels"])):
         logits = np.asarray(outputs[f"{name}_logits"], np.float64)

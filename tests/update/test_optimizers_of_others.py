@@ -90,8 +90,9 @@ def test_any_mesh_gives_the_same_updates(kind, shape, monkeypatch):
     expected = after_three(jax.device_put)
     with jax.set_mesh(mesh):
         found = after_three(on_mesh)
+    # Muon multiplies 15 matrices in float32, which is rounded to 1.2e-7 of the largest element.
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * np.abs(b).max()),
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6 * np.abs(b).max()),
         found,
         expected,
     )
