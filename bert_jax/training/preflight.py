@@ -39,15 +39,21 @@ def require_on_mesh(config: TrainConfig, mesh: Mesh) -> None:
     kind, name = mesh.devices.flat[0].device_kind, config.compute.attention
     if (problem := refusal(name, config, device_kind=kind)) is not None:
         raise UsageError(f"config {config.name!r}: compute.attention is {name}, which {problem}")
-    for number, phase in enumerate(config.phases):
-        microbatches = config.in_phase(number).optimizer.gradient_accumulation_steps
-        shards, rows = sharding.row_shards(mesh) * microbatches, phase.global_batch_size
-        if rows % shards:
+    devices, microbatches = sharding.row_shards(mesh), config.optimizer.gradient_accumulation_steps
+    batches = [phase.global_batch_size for phase in config.phases]
+    for number, rows in enumerate(batches):
+        if rows % (shards := devices * microbatches):
             near = sorted({max(rows // shards, 1) * shards, (rows // shards + 1) * shards})
+            remedy = f"set it to {' or '.join(map(str, near))}"
+            fitting = [
+                n for n in range(1, microbatches) if not any(b % (devices * n) for b in batches)
+            ]
+            if fitting:
+                remedy = f"set optimizer.gradient_accumulation_steps={fitting[-1]}, or {remedy}"
             raise UsageError(
                 f"config {config.name!r}: phases.{number}.global_batch_size is {rows}, which does "
                 f"not divide over {shards} (devices that share a batch, times "
-                f"optimizer.gradient_accumulation_steps); set it to {' or '.join(map(str, near))}"
+                f"optimizer.gradient_accumulation_steps); {remedy}"
             )
 
 
