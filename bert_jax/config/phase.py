@@ -26,8 +26,8 @@ _SCHEDULE = ("learning_rate", "warmup_steps", "schedule")
 
 @section
 class PhaseConfig:
-    """A part of a run with one batch shape. The training state and the position in the corpus
-    continue from phase to phase.
+    """A part of a run with one batch shape. The training state continues from phase to phase, and
+    each phase starts new epochs of all corpora.
 
     An override holds from the start of the phase until another phase overrides the same field.
     """

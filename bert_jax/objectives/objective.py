@@ -22,7 +22,8 @@ from bert_jax.model.losses import Sums
 class Figure(NamedTuple):
     """A validation metric as shown to users: in the log, the closing table and the model card."""
 
-    name: str  #     name: str  # in the records of metrics.jsonl
+    # Its name in the records of metrics.jsonl.
+    name: str
     title: str
     format: str = "{:.3f}"
     # The value it is compared with, in the closing table.

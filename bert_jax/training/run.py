@@ -243,7 +243,7 @@ def _saver(
 def _train_phases(
     loop: Loop, state: TrainState, resumed_from: int | None, rows: Sequence[Row]
 ) -> PhaseEnd:
-    """Trains the remaining phases. Schedule, state and data position continue across phases.
+    """Trains the remaining phases. The schedule and the state continue across phases.
 
     Returns the end of the last phase that this process trained.
     """
