@@ -42,11 +42,6 @@ class ReportOptions(Verb):
         REQUIRED,
         "WORKDIR: directory of a run, or gs://BUCKET/PATH; several runs share the charts",
     )
-    examples: int | None = setting(
-        None,
-        "N: number of held-out sentences with a masked token and the predictions of the newest "
-        "checkpoint (default: 8 on an HTML page, else none)",
-    )
     json: bool = setting(False, "print all values of the page as JSON; for several runs a list")
     html: Local | None = setting(
         None,
@@ -58,15 +53,12 @@ def run(options: ReportOptions) -> None:
     from bert_jax_lab.reports import report_page, run_data
 
     require_place_for(html=options.html)
-    number = options.examples
-    if number is None:
-        number = 0 if options.html is None else _EXAMPLES
     runs = []
     for path, name in zip(options.workdir, _names(options.workdir), strict=True):
         directory = run_directory(path)
         runs.append(run_data.read(directory, name=name))
-        if number > 0 and not runs[-1]["task"]:
-            runs[-1]["examples"] = _examples(path, directory, number)
+        if options.html is not None and not runs[-1]["task"]:
+            runs[-1]["examples"] = _examples(path, directory)
     if options.html is not None:
         write_whole(options.html, report_page.render(runs))
     if options.json:
@@ -74,14 +66,11 @@ def run(options: ReportOptions) -> None:
         return
     for path, found in zip(options.workdir, runs, strict=True):
         _print(path, found)
-    columns, rows, right = report_page.hidden_words(runs)
-    if rows and options.examples:  # the default examples are for the page only
-        table(f"Hidden words, held out: {right}", columns, rows)
     if options.html is not None:
         print(f"wrote {options.html}")
 
 
-def _examples(workdir: Path | str, directory: Path, number: int) -> list[dict[str, Any]]:
+def _examples(workdir: Path | str, directory: Path) -> list[dict[str, Any]]:
     """Returns examples of what a run of pre-training has learned; none, with a note, if its corpus
     or its checkpoint cannot be read here.
     """
@@ -98,7 +87,7 @@ def _examples(workdir: Path | str, directory: Path, number: int) -> list[dict[st
             held_out, model = open_corpora(corpus), load(workdir)
             # The corpus may have been prepared again since.
             require_same_tokenizer(model.source, held_out)
-            found = hidden_words(model.source, model.tokenizer, held_out, number=number)
+            found = hidden_words(model.source, model.tokenizer, held_out, number=_EXAMPLES)
         if not found:
             raise UsageError("no held-out sentence of readable length has a word that is one token")
     except BertJaxError as error:

@@ -1,21 +1,16 @@
 """Held-out sentences with a masked word, and the predictions of a model."""
 
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.data import counter_rng
 from bert_jax.data.corpus.store import Corpus
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.data.tokenizer.words import begins_word, readable
 from bert_jax.inference.fill_mask import forward_of, probabilities_of
 from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
 from bert_jax_lab.probes.held_out import readable_sentences
-
-# The key of the random numbers.
-_DRAW = 0
 
 
 @dataclass(frozen=True)
@@ -39,15 +34,20 @@ def hidden_words(
     top: int = 3,
 ) -> list[HiddenWord]:
     """Returns examples from documents at equal distances in the validation split, a fixed selection
-    for each corpus. One randomly drawn whole word of each sentence is masked.
+    for each corpus. One whole word of each sentence is masked.
 
     Returns fewer than `number` if fewer documents have a sentence of readable length. Raises
     UsageError for a model without a masked-LM head.
     """
     require_parts(source, "mlm")
     forward, mask = forward_of(source), tokenizer.special.mask
-    found = []
-    for ids, place in drawn_words(tokenizer, corpus, number):
+    begins, found = begins_word(tokenizer), []
+    for sentences in readable_sentences(corpus, 3 * number):
+        places = ((ids, _whole_words(tokenizer, begins, ids)) for ids in sentences)
+        ids, words = next(((ids, words) for ids, words in places if words), ([], []))
+        if not words or len(found) == number:
+            continue
+        place = words[len(words) // 2]
         # Encoding the text again may give other ids if a space is part of a token.
         asked = [*ids[:place], mask, *ids[place + 1 :]]
         (shares,) = probabilities_of(source, tokenizer, asked, forward=forward)
@@ -59,38 +59,20 @@ def hidden_words(
     return found
 
 
-def drawn_words(
-    tokenizer: Tokenizer, corpus: Corpus, number: int
-) -> Sequence[tuple[list[int], int]]:
-    """Returns the ids of sentences, and the index of the masked word: one token of letters."""
-    begins, found = begins_word(tokenizer), []
-    is_whole = _is_whole(tokenizer, begins)
-    for sentences in readable_sentences(corpus, 3 * number):
-        for ids in sentences:
-            if tokenizer.special.mask in ids:
-                continue  # the text itself contains masks
-            places = [i for i in range(len(ids) - 1) if is_whole[ids[i]] and begins[ids[i + 1]]]
-            if places:
-                drawn = counter_rng.bits(_DRAW, len(found))
-                found.append((ids, places[int(counter_rng.randint(drawn, len(places))[0])]))
-                break
-        if len(found) == number:
-            break
-    return found
-
-
-def _is_whole(tokenizer: Tokenizer, begins: np.ndarray) -> list[bool]:
-    """Returns for each id whether it is a whole word of letters. Marks count as letters: the vowels
-    of Hindi are marks.
+def _whole_words(tokenizer: Tokenizer, begins: np.ndarray, ids: list[int]) -> list[int]:
+    """Returns the indices of the words of letters that are one token. Marks count as letters: the
+    vowels of Hindi are marks.
     """
-    special = vars(tokenizer.special).values()
-    texts = [tokenizer.text_of(id_).strip() for id_ in range(tokenizer.vocab_size)]
+    if tokenizer.special.mask in ids:
+        return []  # the text itself contains masks
+    texts = [tokenizer.text_of(id_).strip() for id_ in ids]
     return [
-        bool(begins[id_])
-        and id_ not in special
+        place
+        for place, text in enumerate(texts[:-1])
+        if begins[ids[place]]
+        and begins[ids[place + 1]]
         and text[:1].isalpha()
         and all(unicodedata.category(one)[0] in "LM" for one in text)
-        for id_, text in enumerate(texts)
     ]
 
 

@@ -22,11 +22,10 @@ _LINES = 25
 def charts(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the charts of runs (`run_data.read`), in their order on the page.
 
-    Each is `{"id", "heading", "unit", "log", "series", "lines", "expected", "skips", "label"}`.
+    Each is `{"id", "heading", "unit", "log", "series", "lines", "expected", "skips"}`.
     A series is `{"run", "table", "column", "label", "colour"}`: the column of `table`, "training"
     or a held-out split, of the run with this number. A line is a `value` with a `label`. `expected`
     has the numbers of the runs with a band, and `skips` is whether skipped updates are marked.
-    `label` is the text alternative.
     """
     columns = dict.fromkeys(
         name
@@ -52,7 +51,6 @@ def charts(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     shown_charts = [chart for chart in found if chart["series"]]
     for number, chart in enumerate(shown_charts):
         chart["id"] = f"chart-{number}"
-        chart["label"] = in_words(chart, runs)
     return shown_charts
 
 
@@ -142,16 +140,3 @@ def shown(value: Any) -> str:
     if isinstance(value, int) or abs(value) >= 1e5:
         return progress.number(value, ",.0f")
     return f"{value:z,.5g}"
-
-
-def in_words(chart: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the text alternative of a chart: the first and the last value of each curve."""
-    parts = []
-    for series in chart["series"]:
-        points = points_of(runs[series["run"]], series)
-        ends = dict.fromkeys((min(points), max(points)))
-        values = (f"{shown(points[step])} at step {step:,}" for step in ends)
-        parts.append(f"{series['label']}: {', '.join(values)}")
-    parts += [f"{line['label']}: {shown(line['value'])}" for line in chart["lines"]]
-    unit = f", {chart['unit']}" if chart["unit"] else ""
-    return f"{chart['heading']}{unit}, over steps. {'; '.join(parts)}."

@@ -125,16 +125,16 @@ def details(summary: str, inner: str) -> str:
     return f"<details open><summary>{text(summary)}</summary>\n{inner}\n</details>"
 
 
-def chart(identity: str, *, heading: str, label: str, tables: str) -> str:
+def chart(identity: str, *, heading: str, tables: str) -> str:
     """Returns a figure that a script draws into, and the same numbers as tables.
 
-    `identity` is the id of the element to draw into, `label` the text alternative, and `tables` are
-    made by `table`.
+    `identity` is the id of the element to draw into, and `tables` are made by `table`.
     """
+    label = f"{heading}: the table has the numbers"
     return (
         f'<figure class="chart"><h2 id="{text(identity)}-heading">{text(heading)}</h2>\n'
         f'<div id="{text(identity)}" class="drawing" role="img" aria-label="{text(label)}"></div>\n'
-        f"<figcaption>{text(label)}</figcaption>\n{details('Table', tables)}</figure>"
+        f"{details('Table', tables)}</figure>"
     )
 
 

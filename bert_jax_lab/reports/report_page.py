@@ -22,7 +22,7 @@ def render(runs: Sequence[Run]) -> str:
     names = [run["name"] for run in runs]
     glance = _rows(runs, _glance(runs))
     glance_table = table(["", *names], glance)
-    examples, config = hidden_words(runs), run_data.differences(runs)
+    examples, config = _hidden_words(runs), run_data.differences(runs)
     sections = [
         _section("glance", "At a glance", _tiles(glance) if len(runs) == 1 else glance_table),
         '<div id="controls" class="controls"></div>',
@@ -31,7 +31,6 @@ def render(runs: Sequence[Run]) -> str:
             page.chart(
                 chart["id"],
                 heading=chart["heading"],
-                label=chart["label"],
                 tables=charts.as_table(chart, runs),
             )
             for chart in drawn
@@ -71,7 +70,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def hidden_words(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], str]:
+def _hidden_words(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], str]:
     """Returns columns and rows of held-out sentences with a masked word and the predictions of each
     run, and the number of correct predictions of each run; no rows if no run has examples.
     """
@@ -148,7 +147,7 @@ def _glance(runs: Sequence[Run]) -> list[Line]:
         ("diverged", lambda run: "one answer for all rows" if run["diverged"] else None),
         ("losses", _unexpected),
         ("unigram entropy, nats", lambda run: run["unigram_entropy_nats"]),
-        ("epochs seen", _epochs),
+        ("epochs seen", lambda run: run["seen"]["epochs"]),
         ("wall time", lambda run: duration(run["wall_seconds"])),
         ("goodput", lambda run: f"{run['goodput']:.1%}"),
         ("tokens per second", lambda run: run["median"].get("tokens_per_second")),
@@ -169,15 +168,6 @@ def _unexpected(run: Run) -> str | None:
     return "as expected" if run["expected"] and run["step"] == run["steps_planned"] else None
 
 
-def _epochs(run: Run) -> str | None:
-    seen = run["seen"]
-    if not seen["epochs"]:
-        return None
-    # Without packing, the padding is not recorded.
-    is_bound = seen["tokens"] is None and "task_rows" not in seen
-    return f"{'at most ' if is_bound else ''}{seen['epochs']:,.2f}"
-
-
 def _end(process: Run) -> str:
     """Returns how a process ended, and why."""
     if process["end"] == "no last word":
@@ -193,9 +183,8 @@ def _facts(runs: Sequence[Run]) -> list[Line]:
 
     versions = dict.fromkeys(name for run in runs for name in run["versions"])
     return [
-        ("positions, with padding", lambda run: run["seen"]["positions"]),
-        ("tokens", lambda run: run["seen"]["tokens"]),
-        ("training tokens of the corpus", lambda run: run["seen"].get("corpus_tokens")),
+        ("words seen", lambda run: run["seen"].get("words")),
+        ("training tokens of the corpus", lambda run: run["corpus"].get("train", {}).get("tokens")),
         ("rows of the task", lambda run: run["seen"].get("examples")),
         ("training rows of the task", lambda run: run["seen"].get("task_rows")),
         ("sources", lambda run: ", ".join(run["corpus"].get("sources") or ())),
@@ -216,32 +205,17 @@ def _tiles(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _time(runs: Sequence[Run]) -> str:
-    """Returns a bar for each run, as long as its share of the longest, and the seconds."""
-    longest = max((run["wall_seconds"] for run in runs), default=0.0) or 1.0
-    bars = []
-    for run in runs:
-        parts = [(p, run["seconds"][p]) for p in goodput.PARTS if run["seconds"][p] > 0]
-        whole = sum(seconds for _, seconds in parts) or 1.0
-        shares = ", ".join(f"{_words(part)} {seconds / whole:.1%}" for part, seconds in parts)
-        inside = "".join(
-            f'<span class="part {part}" style="width:{100 * seconds / whole:.3f}%" '
-            f'title="{_words(part)}: {duration(seconds)}"></span>'
-            for part, seconds in parts
-        )
-        name = f"{run['name']}: goodput {run['goodput']:.1%} of {duration(run['wall_seconds'])}"
-        bars.append(
-            f'<p class="name">{text(name)}</p><div class="bar" role="img" '
-            f'aria-label="{text(f"{name}; {shares}")}" '
-            f'style="width:{100 * run["wall_seconds"] / longest:.3f}%">{inside}</div>'
-        )
-    used = [p for p in goodput.PARTS if any(run["seconds"][p] > 0 for run in runs)]
-    key = "".join(f'<li><span class="part {p}"></span>{_words(p)}</li>' for p in used)
+    """Returns the seconds of each part of the time, with the share of the wall time."""
+
+    def cell(run: Run, seconds: float) -> str:
+        whole = run["wall_seconds"]
+        return f"{seconds:z,.1f} s ({seconds / whole:z.1%})" if whole else f"{seconds:z,.1f} s"
+
     rows = [
-        *([_words(p), *(f"{run['seconds'][p]:z,.1f}" for run in runs)] for p in goodput.PARTS),
-        ["wall", *(f"{run['wall_seconds']:,.1f}" for run in runs)],
+        *([_words(p), *(cell(run, run["seconds"][p]) for run in runs)] for p in goodput.PARTS),
+        ["wall", *(f"{run['wall_seconds']:,.1f} s" for run in runs)],
     ]
-    seconds = table(["seconds", *(run["name"] for run in runs)], rows)
-    return "\n".join([*bars, f'<ul class="key">{key}</ul>', page.details("Table", seconds)])
+    return table(["", *(run["name"] for run in runs)], rows)
 
 
 def _words(name: str) -> str:
@@ -287,7 +261,9 @@ def _processes(runs: Sequence[Run]) -> str:
         for run in runs
         for event in run["events"]
     ]
-    found = [*tracks, page.details("Table", table(columns, rows))]
+    used = [p for p in goodput.PARTS if any(run["seconds"][p] > 0 for run in runs)]
+    key = "".join(f'<li><span class="part {p}"></span>{_words(p)}</li>' for p in used)
+    found = [*tracks, f'<ul class="key">{key}</ul>', page.details("Table", table(columns, rows))]
     if events:
         found.append(page.details("Events", table(["event", "after", "step", ""], events)))
     return "\n".join(found)

@@ -13,7 +13,6 @@ from bert_jax import config_loader
 from bert_jax.config.conversion import flat_values
 from bert_jax.workdir import goodput, log_reader, run_directory
 from bert_jax_lab.reference_curves import hook
-from bert_jax_lab.reference_curves.curve import Point
 
 # The first of these losses that a run has is its main loss.
 _LOSSES = ("mlm_loss", "loss")
@@ -56,7 +55,7 @@ def read(directory: Path, *, name: str) -> dict[str, Any]:
     result = run_directory.result_of(directory)
     loss = next((n for n in _LOSSES if any(row.get(n) is not None for row in rows)), None)
     expected_from, expected = _expected(directory, stored)
-    columns = _Columns(config, training)
+    columns = RunColumns(config, training)
     values = {
         **account,
         "name": name,
@@ -72,7 +71,7 @@ def read(directory: Path, *, name: str) -> dict[str, Any]:
             for rate in _RATES
             if (found := [row[rate] for row in training if row.get(rate) is not None])
         },
-        "seen": _seen(stored, account["step"], columns, training),
+        "seen": _seen(stored, account["step"], last_row),
         "skipped_steps": [skip["step"] for skip in log_reader.skips(events)],
         "unexpected": log_reader.unexpected(events),
         "training_rows": len(training),
@@ -95,7 +94,9 @@ def read(directory: Path, *, name: str) -> dict[str, Any]:
     return _plain(values)
 
 
-def _expected(directory: Path, stored: dict[str, Any]) -> tuple[str, list[Point]]:
+def _expected(
+    directory: Path, stored: dict[str, Any]
+) -> tuple[str, list[tuple[int, float, float]]]:
     """Returns the runs with which a run of pre-training is compared, and the expected losses."""
     entropy = (stored.get("corpus") or {}).get("unigram_entropy_nats")
     if entropy is None or stored.get("task") or run_directory.is_continued(directory):
@@ -130,7 +131,7 @@ def thin(rows: Sequence[dict[str, Any]], *, loss: str, most: int) -> list[dict[s
     return kept if kept[-1] is rows[-1] else [*kept, rows[-1]]
 
 
-class _Columns:
+class RunColumns:
     """Rows as columns, with the positions and the seconds of training up to each step."""
 
     def __init__(self, config: Mapping[str, Any], training: Sequence[Mapping[str, Any]]):
@@ -158,28 +159,14 @@ class _Columns:
         }
 
 
-def _seen(
-    stored: Mapping[str, Any], step: int, columns: _Columns, training: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Returns how much text the run has seen, as far as its records show."""
-    (positions,) = columns.positions([step])
-    seen: dict[str, Any] = {"positions": positions, "tokens": None, "epochs": None}
-    # Padding is only recorded for packed rows.
-    shares = [row["padding"] for row in training if row.get("padding") is not None]
-    if shares and len(shares) == len(training):
-        padding = statistics.fmean(shares, [row.get("steps", 1) for row in training])
-        seen["tokens"] = round(positions * (1 - padding))
-    in_corpus = ((stored.get("corpus") or {}).get("train") or {}).get("tokens")
+def _seen(stored: Mapping[str, Any], step: int, last_row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how much text the run has seen: examples of a task, or the logged words."""
     rows = (stored.get("rows") or {}).get("train")
-    if in_corpus:
-        seen["corpus_tokens"] = in_corpus
-        seen["epochs"] = (seen["tokens"] or positions) / in_corpus
-    elif rows:
-        (phase,) = (stored.get("config") or {}).get("phases") or [{}]
-        seen["examples"] = step * phase.get("global_batch_size", 0)
-        seen["task_rows"] = rows
-        seen["epochs"] = seen["examples"] / rows
-    return seen
+    if not rows:
+        return {name: last_row.get(name) for name in ("words", "epochs")}
+    (phase,) = (stored.get("config") or {}).get("phases") or [{}]
+    examples = step * phase.get("global_batch_size", 0)
+    return {"examples": examples, "task_rows": rows, "epochs": examples / rows}
 
 
 def _events(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -81,7 +81,6 @@ def test_a_page_is_self_contained_and_hostile_text_stays_text():
         body=page.chart(
             "losses",
             heading=_HOSTILE,
-            label=_HOSTILE,
             tables=page.table(["step", _HOSTILE], [[_HOSTILE, None]], caption=_HOSTILE),
         ),
         data=data,
@@ -96,9 +95,9 @@ def test_a_page_is_self_contained_and_hostile_text_stays_text():
         None,
     ]
     assert not [tag for tag, _ in outline.tags if tag == "img"]
-    assert outline.text.count(_HOSTILE) == 7
+    assert outline.text.count(_HOSTILE) == 6
     (drawing,) = [a for _, a in outline.tags if a.get("role") == "img"]
-    assert drawing["aria-label"] == _HOSTILE
+    assert drawing["aria-label"] == f"{_HOSTILE}: the table has the numbers"
     assert content.count("Copyright (c) 2022 Leon Sorokin") == 2  # before script and style
 
 
@@ -122,9 +121,7 @@ def test_libraries_are_unmodified_and_have_a_license():
 def test_the_skeleton_in_a_browser(browser, pictures, tmp_path):
     """Hostile text is inert, the switch changes the colors, and no request is made."""
     file = tmp_path / "page.html"
-    body = page.chart(
-        "losses", heading=_HOSTILE, label=_HOSTILE, tables=page.table(["a", "b"], [[_HOSTILE, 1]])
-    )
+    body = page.chart("losses", heading=_HOSTILE, tables=page.table(["a", "b"], [[_HOSTILE, 1]]))
     file.write_text(page.render(title=_HOSTILE, body=body, data={"name": _HOSTILE}))
     tab = browser.open(file, width=390)
     ground = "getComputedStyle(document.body).backgroundColor"

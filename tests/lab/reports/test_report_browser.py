@@ -211,7 +211,7 @@ def test_runs_and_series_can_be_hidden(show):
 def test_axes_and_smoothing(show):
     tab, (run,) = show("slow")
     choose(tab, "axis", "positions_seen")
-    assert range_of(tab) == [512, run["seen"]["positions"]]
+    assert range_of(tab) == [512, run["training"]["positions_seen"][-1]]
     choose(tab, "axis", "training_seconds")
     assert range_of(tab) == [pytest.approx(0.1), pytest.approx(20.0)]
     assert "seconds of training" in legend(tab)
