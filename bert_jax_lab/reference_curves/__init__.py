@@ -1,1 +1,1 @@
-"""Compares the losses of a run with the losses of finished, comparable runs."""
+"""Warns early if the losses of a run are not healthy."""

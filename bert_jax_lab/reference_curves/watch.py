@@ -1,8 +1,7 @@
 """Watches the losses of a run while it trains, and warns early if they are not healthy.
 
 The losses are compared with a reference, if any. Without a reference, the loss of a healthy run
-falls to the unigram entropy of its corpus and below it. In both cases, the validation loss must
-follow the scaling law of its past. A warning does not change or end the run.
+falls to the unigram entropy of its corpus and below it. A warning does not change or end the run.
 """
 
 import math
@@ -10,19 +9,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bert_jax_lab.reference_curves.curve import (
-    MARGIN,
-    SHIFT,
-    Curve,
-    band,
-    highest_expected,
-    window,
-)
-from bert_jax_lab.reference_curves.reference import Reference
+from bert_jax_lab.reference_curves.reference import MARGIN, Curve, Reference, window
 
-# Losses are checked at every hundredth of the run. A warning needs this many consecutive checks,
-# or evaluations, with the same reason.
-_LOOKS, _EVALUATIONS = 3, 2
+# Losses are checked at every hundredth of the run. A warning needs this many consecutive checks
+# with the same reason.
+_LOOKS = 3
 # The first check, in units of the window: earlier losses are those of an untrained model.
 _FIRST_LOOK = 2.5
 # Nats above the band for a training loss: noise of the rows does not last for three checks.
@@ -60,20 +51,15 @@ class Watch:
         warmup_steps: int,
         entropy: float | None,
         reference: Reference | None = None,
-        shift: float = SHIFT,
     ):
-        """`entropy` is the unigram entropy of the corpus in nats; None for a run that continues
-        from trained weights, which is only compared with its own past.
-        """
-        self._warn, self._reference, self._shift = warn, reference, shift
+        """`entropy` is the unigram entropy of the corpus in nats; None for several corpora."""
+        self._warn, self._reference = warn, reference
         self._total_steps, self._entropy = total_steps, entropy
         self._first = max(total_steps / 10, warmup_steps, _LEAST_STEPS)
         self._every = max(1, total_steps // 100)
         self._losses: deque[float] = deque(maxlen=window(total_steps))
         # The mean losses of the last checks.
         self._means: deque[float] = deque(maxlen=_STANDS_FOR + 1)
-        # The validation curve of the current sequence length.
-        self._past, self._length = Curve((), ()), None
         # The number of consecutive checks for which each reason held, and reasons of past warnings.
         self._held: dict[str, int] = {}
         self._warned: set[str] = set()
@@ -89,48 +75,18 @@ class Watch:
         if not is_look or len(self._losses) < size:
             return
         mean = sum(self._losses) / size
-        if self._reference is not None and self._reference.training:
+        if self._reference is not None:
             self._compare("training", step, mean, self._reference.training, _ABOVE, looks=_LOOKS)
         elif self._entropy is not None:
             self._compare_with_entropy(step, mean, self._entropy)
 
-    def recall(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Processes validation losses that an earlier process logged, without warnings."""
-        for row in rows:
-            if row.get("split") == "validation":
-                self._highest(row["step"], row)
-
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Processes the metrics of an evaluation."""
-        loss, highest = metrics.get("mlm_loss"), self._highest(step, metrics)
+        loss = metrics.get("mlm_loss")
         if loss is None or not math.isfinite(loss):
             return
         if self._reference is not None:
             self._compare("validation", step, loss, self._reference.validation, MARGIN, looks=1)
-        self._judge(
-            "rising",
-            step,
-            loss > highest,
-            f"the validation loss is {loss:.3f}; from its past, at most {highest:.3f} is expected. "
-            "Roll back to an earlier step ('bert-jax checkpoints rollback') with a lower "
-            "optimizer.learning_rate, or with more text",
-            looks=_EVALUATIONS,
-        )
-
-    def _highest(self, step: int, metrics: Mapping[str, Any]) -> float:
-        """Returns the highest validation loss to expect, and adds the loss to the curve unless it
-        is higher. Rows of another length begin another curve.
-        """
-        loss, length = metrics.get("mlm_loss"), metrics.get("sequence_length")
-        # The loss of the initial weights does not follow the scaling law.
-        if loss is None or not math.isfinite(loss) or step == 0:
-            return math.inf
-        if length != self._length:
-            self._past, self._length = Curve((), ()), length
-        highest = highest_expected(self._past, step)
-        if loss <= highest:
-            self._past = Curve((*self._past.steps, step), (*self._past.losses, loss))
-        return highest
 
     def _compare_with_entropy(self, step: int, loss: float, entropy: float) -> None:
         self._means.append(loss)
@@ -161,13 +117,15 @@ class Watch:
         looks: int,
     ) -> None:  # fmt: skip
         assert self._reference is not None
-        for _, low, high in band(curves, [step], shift=self._shift, above=above):
-            found = (
-                f"the {which} loss is {loss:.2f}; {self._reference.described} had {low:.2f} to "
-                f"{high:.2f} at this step"
-            )
-            self._judge("above", step, loss > high, f"{found}. {_SLOW}", looks=looks)
-            self._judge("below", step, loss < low, f"{found}. {_TOO_GOOD}", looks=looks)
+        if (expected := self._reference.band(curves, step, above=above)) is None:
+            return
+        low, high = expected
+        found = (
+            f"the {which} loss is {loss:.2f}; {self._reference.described} had {low:.2f} to "
+            f"{high:.2f} at this step"
+        )
+        self._judge("above", step, loss > high, f"{found}. {_SLOW}", looks=looks)
+        self._judge("below", step, loss < low, f"{found}. {_TOO_GOOD}", looks=looks)
 
     def _judge(
         self, reason: str, step: int, holds: bool, message: str, *, looks: int = _LOOKS
