@@ -91,7 +91,7 @@ def _print_phase(phase: Any) -> None:
     hidden = 1 - phase.exposed_seconds / (phase.collective_seconds or 1.0)
     beside = f"of {_ms(phase.collective_seconds)} of collectives: {hidden:.0%} beside computation"
     named = ", ".join(f"{entry} in {layers} layers" for layers, entry in phase.attention.items())
-    evaluated, saving = phase.evaluation, phase.saving
+    evaluated = phase.evaluation
     rows = [
         ("memory", memory, f"{kinds}; the device has {_gib(phase.hbm_bytes)}"),
         ("step", _ms(phase.step_seconds), f"computation + exposed; {_hours(phase.hours)} in total"),
@@ -109,8 +109,6 @@ def _print_phase(phase: Any) -> None:
     ]
     size = f"{evaluated.rows:,} rows, {_gib(evaluated.memory_bytes)} per device"
     rows.append(("evaluation step", _ms(evaluated.step_seconds), size))
-    times = f"about {saving.seconds:.0f} s, {saving.per_hour:,.1f} per hour: {saving.share:.1%}"
-    rows.append(("save", f"{saving.bytes / 1e9:.2f} GB", f"{times} of the time"))
     table(title, ("", "value", "parts"), rows)
 
 

@@ -21,7 +21,6 @@ from bert_jax.registry import OBJECTIVES
 from bert_jax.training import preflight
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.training.hooks import evaluations_in
-from bert_jax.training.saving import state_bytes
 from bert_jax.update.flops import train_flops
 from bert_jax.update.state import TrainState
 from bert_jax.versions import installed
@@ -29,10 +28,6 @@ from bert_jax_lab.planning import compile, topologies, warnings
 from bert_jax_lab.planning.collectives import Traffic
 from bert_jax_lab.planning.compile import Compiled, DoesNotFit, NotCompiled
 from bert_jax_lab.planning.topologies import Topology
-
-# Measured with a bucket 40 ms away and 80 MB/s per stream: bytes per second, and seconds for the
-# requests (python benchmarks/bucket_save.py). Hosts of a slice are faster.
-_SAVE_RATE, _SAVE_REQUESTS = 50e6, 2.6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +38,6 @@ class EvaluationPlan:
     memory_bytes: int
     step_seconds: float
     hours: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class SavePlan:
-    """The saves of a phase, which run in parallel to training."""
-
-    bytes: int  # of one save, by all hosts together
-    seconds: float  # until a save is complete
-    per_hour: float
-    share: float  # of the time in which a save is running
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +65,6 @@ class PhasePlan:
     hours: float | None = None
     host_rows_needed: float | None = None  # per second and host
     evaluation: EvaluationPlan | None = None
-    saving: SavePlan | None = None
     remedy: str | None = None
 
 
@@ -197,7 +181,6 @@ def phase_plan(config: TrainConfig, number: int, *, mesh: Any, topology: Topolog
         hours=phase.steps * seconds / 3600,
         host_rows_needed=host_rows(mesh, phase.global_batch_size) / seconds,
         evaluation=_evaluation_plan(config, number, evaluated, shape, topology),
-        saving=save_plan(config, seconds, hosts=topology.hosts, mesh=mesh),
     )
 
 
@@ -252,12 +235,3 @@ def _evaluation_plan(
         step_seconds=seconds,
         hours=batches * seconds / 3600,
     )
-
-
-def save_plan(config: TrainConfig, step_seconds: float, *, hosts: int, mesh: Any) -> SavePlan:
-    """Returns the cost of the saves of a phase, given the seconds of its steps."""
-    size = state_bytes(TrainState.abstract(config, mesh))
-    every = config.checkpoint
-    interval = 60 * every.every_minutes or every.every_steps * step_seconds
-    seconds = _SAVE_REQUESTS + size / hosts / _SAVE_RATE
-    return SavePlan(bytes=size, seconds=seconds, per_hour=3600 / interval, share=seconds / interval)

@@ -17,7 +17,7 @@ import pytest
 
 from bert_jax import config_loader
 from bert_jax.__main__ import main
-from bert_jax.config import CheckpointConfig, MeshConfig, PhaseConfig
+from bert_jax.config import MeshConfig, PhaseConfig
 from bert_jax.errors import UsageError
 from bert_jax.model import sharding
 from bert_jax.update import compiler_options
@@ -32,7 +32,6 @@ from bert_jax_lab.planning import (
 from bert_jax_lab.planning import plan as planning
 from bert_jax_lab.planning.topologies import CHIPS
 from tests import tiny_corpus
-from tests.batches import mesh_of
 from tests.paths import GOLDEN, ROOT
 
 _ROOT = ROOT
@@ -227,32 +226,6 @@ _COMPILED = compile.Compiled(
     exposed_cycles=0,
     collectives=(),
 )
-
-
-@pytest.mark.parametrize(
-    ("fields", "per_hour", "remedy"),
-    [
-        ({}, 3600 / 44.2, "=5"),
-        ({"every_minutes": 10.0}, 6, None),
-    ],
-)
-def test_the_cost_of_saves(fields, per_hour, remedy):
-    """BERT-Large with 44.2 ms per step on eight hosts: by steps it would save all the time."""
-    config = config_loader.load_config("bert_large")
-    config = dataclasses.replace(config, checkpoint=CheckpointConfig(**fields))
-    saving = planning.save_plan(config, 0.0442, hosts=8, mesh=mesh_of(8))
-    # Parameters and two moments, in float32.
-    assert saving.bytes == pytest.approx(3 * 4 * 336_226_108, rel=1e-3)
-    assert saving.per_hour == pytest.approx(per_hour) and 10 < saving.seconds < 15
-    assert saving.share == pytest.approx(saving.seconds * saving.per_hour / 3600)
-    phase = SimpleNamespace(
-        sequence_length=128, global_batch_size=256, saving=saving, fits=True, mfu=0.6,
-        memory_bytes=1, available_bytes=9, step_seconds=0.0442, collectives=(),
-    )  # fmt: skip
-    topology = topologies.parse("v5e:8x8")
-    found = warnings.warnings(config, [phase], topology=topology)
-    told = [line for line in found if "saves per hour" in line]
-    assert [line.partition("every_minutes")[2] for line in told] == ([remedy] if remedy else [])
 
 
 def test_the_recipes_for_slices_save_by_minutes():
