@@ -10,7 +10,7 @@ scores that are not built in. All variants have the FLOPs of the first one. benc
 measures the cost of a layer over length and width.
 """
 
-from bert_jax_lab.studies.study import CorpusRecipe, Study, Variant
+from bert_jax_lab.studies.study import Study, Variant
 
 VOCABULARY = 4096
 COMMON = (
@@ -33,7 +33,14 @@ def compared(title: str, steps: int, variants: dict[str, tuple[str, ...]], note:
     return Study(
         title=title,
         base="extend/layer_types.py",
-        corpus=CorpusRecipe(vocab_size=VOCABULARY),
+        corpus=(
+            "--source",
+            "docs:",
+            "--vocab-size",
+            str(VOCABULARY),
+            "--validation-fraction",
+            "0.1",
+        ),
         overrides=(f'phases=[{phase}"masked_lm_prob": 0.3}}]', *COMMON),
         variants=tuple(
             Variant(name, tuple(f"model.{change}" for change in changes))

@@ -127,8 +127,8 @@ _ONLY_IN = {
     "argparse": ("bert_jax/cli/", "bert_jax_lab/cli/"),
     "msgspec": ("bert_jax/config/", "bert_jax_lab/studies/study.py"),
     "tensorflow": ("bert_jax/data/", "bert_jax/interchange/tf1.py"),
-    # The readers of records; a study writes a table.
-    "csv": ("bert_jax/data/sources/delimited.py", "bert_jax_lab/studies/table.py"),
+    # The readers of records.
+    "csv": ("bert_jax/data/sources/delimited.py",),
     "pyarrow": ("bert_jax/data/sources/arrow.py",),
     "tensorflow_datasets": ("bert_jax/data/sources/tfds.py",),
     "safetensors": ("bert_jax/interchange/safetensors_files.py",),
@@ -365,11 +365,11 @@ def test_the_library_names_options_as_arguments():
     # `texts` and `rows` are arguments of the Python API only.
     options = {*options_by_name(command_parser()), "texts", "rows"}
     for module in _MODULES:
-        # The sentences of fields are Markdown, for the tables of the documentation; the plan of a
-        # study consists of command lines.
+        # The sentences of fields are Markdown, for the tables of the documentation; a study and its
+        # plan consist of command lines.
         described = "bert_jax/config/", "bert_jax/data/corpus/options.py"
         # result.py calls git.
-        studies = "bert_jax_lab/studies/plan.py", "bert_jax_lab/studies/result.py"
+        studies = (f"bert_jax_lab/studies/{name}.py" for name in ("plan", "result", "study"))
         exempt = *_OF_COMMAND_LINE, *described, *studies
         if module.as_posix().startswith(exempt):
             continue

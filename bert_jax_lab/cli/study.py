@@ -38,10 +38,6 @@ class StudyOptions(Verb):
         None, "DIR: a directory of bert-jax prepare (default: the corpus of the study, made once)"
     )
     preset: str = setting("study", "NAME: function of the study's file, for example paper")
-    variant: tuple[str, ...] = setting(
-        (),
-        "NAME: run this variant and the variants that it starts from only; repeat for several",
-    )
     steps: int | None = setting(
         None, "N: test the study with N updates per run, one seed and few examples per task"
     )
@@ -64,7 +60,7 @@ def run(options: StudyOptions) -> None:
     # This process computes shapes only; the devices are for the runs.
     jax.config.update("jax_platforms", "cpu")
     from bert_jax_lab.studies import result
-    from bert_jax_lab.studies.plan import FinetuneRun, RowsRun, StudyRun, plan_study
+    from bert_jax_lab.studies.plan import StudyRun, plan_study
     from bert_jax_lab.studies.run import Children, Outcome, make_missing
 
     plan = plan_study(
@@ -73,18 +69,17 @@ def run(options: StudyOptions) -> None:
         corpus=options.corpus,
         overrides=options.overrides,
         steps=options.steps,
-        only=options.variant,
         extend=options.extend,
         command=_typed(options),
     )
     if options.dry_run:
-        runs = [each for each in plan.runs if not isinstance(each, RowsRun)]
+        runs = [each for each in plan.runs if not each.rule]
         print("\n".join(shlex.join(["bert-jax", *each.command]) for each in runs))
         return
     # Find an invalid option of a task before the models are trained.
     parser = usage.command_parser()
     for each in plan.runs:
-        if isinstance(each, FinetuneRun):
+        if each.task is not None:
             usage.parse(parser, each.command)
     with Children(compiled=(plan.workdir / "compiled").absolute()) as children:
 
@@ -104,7 +99,7 @@ def run(options: StudyOptions) -> None:
 
 
 def _typed(options: StudyOptions) -> str:
-    """Returns the command that makes the study, without options such as --variant."""
+    """Returns the command that makes the study."""
     words = ["bert-jax", "study", options.study, "--workdir", str(options.workdir)]
     if options.corpus is not None:
         words += ["--corpus", str(options.corpus)]

@@ -30,8 +30,6 @@ _STARTS = 8
 # exponents. E is at most the lowest loss.
 _LOWEST = np.array([0.0, -20.0, 0.01, -20.0, 0.01])
 _HIGHEST = np.array([np.inf, 5.0, 5.0, 5.0, 5.0])
-# FLOPs per parameter and token (Kaplan et al. 2020, section 2.1).
-_FLOPS = 6.0
 LEAST_RUNS = 6
 
 
@@ -68,21 +66,6 @@ class Law:
             for i, name in enumerate(PARAMETERS)
         }
         return [name for name in PARAMETERS if at_bound[decides[name]]]
-
-    def optimal(self, flops: Any) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns the parameters and tokens with the lowest loss for a number of FLOPs, 6 N D
-        (Hoffmann et al. 2022, equation 4); None if N or D hardly matters, so that its best value
-        is below 1 or infinite.
-        """
-        _, a, alpha, b, beta = self.values
-        product = np.asarray(flops, float) / _FLOPS
-        with np.errstate(all="ignore"):
-            scale = (alpha * a / (beta * b)) ** (1 / (alpha + beta))
-            best = (
-                scale * product ** (beta / (alpha + beta)),
-                product ** (alpha / (alpha + beta)) / scale,
-            )
-        return best if all((each >= 1).all() and np.isfinite(each).all() for each in best) else None
 
     def as_json(self) -> dict[str, Any]:
         """Returns the law as it is written to study.json."""

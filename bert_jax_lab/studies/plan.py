@@ -18,12 +18,12 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from bert_jax.config import PhaseConfig, TrainConfig, to_dict
+from bert_jax.config import TrainConfig, to_dict
 from bert_jax.data.corpus.store import read_manifest
 from bert_jax.errors import UsageError, did_you_mean
 from bert_jax.registry import OBJECTIVES, PROBES
@@ -37,7 +37,10 @@ PROBES_FILE = "probes.json"
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRun:
-    """One run of a study: a command that fills a folder. The first run may prepare the corpus."""
+    """One run of a study: a command that fills a folder.
+
+    Runs of a variant have `config` for pre-training, `task` for fine-tuning, or `probes`.
+    """
 
     name: str
     folder: Path
@@ -45,45 +48,13 @@ class StudyRun:
     needs: tuple["StudyRun", ...] = ()
     # The arguments of `bert-jax`.
     command: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowsRun(StudyRun):
-    """Rows of a task, made from the corpus by a rule, in the process of the study."""
-
-    rule: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class VariantRun(StudyRun):
-    """A run of one variant and one seed."""
-
-    variant: str
-    seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class PretrainRun(VariantRun):
-    """Pre-training."""
-
-    config: TrainConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneRun(VariantRun):
-    """Fine-tuning of one pre-trained model on one task."""
-
-    task: StudyTask
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeRun(VariantRun):
-    """Probes of one pre-trained model."""
-
-    probes: tuple[str, ...]
-
-
-R = TypeVar("R", bound=StudyRun)
+    # Makes the rows of tasks from the corpus, in place of a command.
+    rule: str = ""
+    variant: str = ""
+    seed: int = 0
+    config: TrainConfig | None = None
+    task: StudyTask | None = None
+    probes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +64,6 @@ class StudyPlan:
     study: Study
     workdir: Path
     corpus: Path
-    # All runs of the study, and the runs that were asked for.
-    all_runs: tuple[StudyRun, ...]
     runs: tuple[StudyRun, ...]
     # The command that was typed.
     command: str = ""
@@ -107,54 +76,48 @@ def plan_study(
     corpus: Path | None = None,
     overrides: Sequence[str] = (),
     steps: int | None = None,
-    only: Sequence[str] = (),
     extend: Sequence[Path] = (),
     command: str = "",
 ) -> StudyPlan:
     """Returns the runs of a study.
 
     `overrides` change every run, after the variants' own overrides. `steps` tries a study out: this
-    many steps per run, few rows, and one seed. `only` names the variants to run; the variants from
-    which they are initialized are added. `extend` are files for `--extend` of every command.
+    many steps per run, few rows, and one seed. `extend` are files for `--extend` of every command.
 
-    Raises UsageError for a variant with an invalid config, for unknown names in `only`, for columns
-    that no variant has metrics for, and for an invalid rule or option of a task.
+    Raises UsageError for a variant with an invalid config, for columns that no variant has metrics
+    for, and for an invalid rule or option of a task.
     """
-    wanted = _wanted(study, only)
     extended = [word for file in extend for word in ("--extend", str(file))]
     # A config in Python may register what it names.
     loads_base = ("--extend", study.base) if study.base.endswith(".py") else ()
     runs: list[StudyRun] = []
 
     def add(
-        kind: type[R], name: str, options: Sequence[str] = (), *, inputs: Any,
+        name: str, options: Sequence[str] = (), *, inputs: Any,
         needs: tuple[StudyRun, ...] = (), output: tuple[str, str] = ("--workdir", ""),
         **fields: Any,
-    ) -> R:  # fmt: skip
-        hashed = [kind.__name__, inputs, [needed.folder.name for needed in needs]]
+    ) -> StudyRun:  # fmt: skip
+        hashed = [inputs, [needed.folder.name for needed in needs]]
         text = json.dumps(hashed, sort_keys=True, default=dataclasses.asdict)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         folder = workdir / "runs" / f"{name}-{digest}"
         option, file = output
         words = (*options, *extended, option, str(folder / file))
-        runs.append(kind(name=name, folder=folder, command=words, needs=needs, **fields))
-        return runs[-1]  # pyright: ignore[reportReturnType]
+        runs.append(StudyRun(name=name, folder=folder, command=words, needs=needs, **fields))
+        return runs[-1]
 
     fingerprint = None if corpus is None else read_manifest(corpus)["fingerprint"]
     if corpus is None:
-        recipe = study.corpus
-        options = ["prepare", "--vocab-size", str(recipe.vocab_size)]
-        options += ["--validation-fraction", str(recipe.validation_fraction)]
-        options += [word for source in recipe.sources for word in ("--source", source)]
-        corpus = add(StudyRun, "corpus", options, inputs=recipe, output=("--output-dir", "")).folder
+        options, output = ["prepare", *study.corpus], ("--output-dir", "")
+        corpus = add("corpus", options, inputs=study.corpus, output=output).folder
     prepared = tuple(runs)
     rows = {
-        rule: add(RowsRun, f"rows.{rule}", needs=prepared, inputs=fingerprint, rule=rule)
+        rule: add(f"rows.{rule}", needs=prepared, inputs=fingerprint, rule=rule)
         for rule in _rules(study)
     }
     last = _last_overrides(study, tuple(overrides), steps)
     train_rows = None if steps is None else _FEW
-    pretrained: dict[tuple[str, int], PretrainRun] = {}
+    configs: list[TrainConfig] = []
     seeds = study.seeds if steps is None else 1
     for seed, variant in itertools.product(range(seeds), study.variants):
         config = config_of(study, variant, seed, last[variant.name])
@@ -163,38 +126,26 @@ def plan_study(
         options = ["pretrain", study.base, "--corpus", str(corpus)]
         for change in overrides_of(study, variant, seed, last[variant.name]):
             options += ["--set", change]
-        needs = prepared
-        if variant.init_from:
-            first = pretrained[variant.init_from, seed]
-            options += ["--init-from", str(first.folder)]
-            needs += (first,)
         inputs = {"config": to_dict(config), "corpus": fingerprint}
-        model = add(PretrainRun, name, options, needs=needs, inputs=inputs, config=config, **own)
-        pretrained[variant.name, seed] = model
+        model = add(name, options, needs=prepared, inputs=inputs, config=config, **own)
+        configs.append(config)
         checkpoint = (str(model.folder), *loads_base)
         for task in study.tasks:
             made = rows.get(task.rule)
             options = [*_finetune_options(task, seed, made, train_rows), *checkpoint]
             add(
-                FinetuneRun, f"{name}.{task.name}", options, task=task, **own,
+                f"{name}.{task.name}", options, task=task, **own,
                 needs=(model, made) if made else (model,), inputs=[task, train_rows],
             )  # fmt: skip
         if probes := _probes_of(study, config):
             options = ["probe", *checkpoint, "--corpus", str(corpus)]
             options += [word for probe in probes for word in ("--probe", probe)]
             add(
-                ProbeRun, f"{name}.{PROBED}", options, output=("--output-file", PROBES_FILE),
+                f"{name}.{PROBED}", options, output=("--output-file", PROBES_FILE),
                 needs=(model,), inputs=probes, probes=probes, **own,
             )  # fmt: skip
-    _require_columns(study, [model.config for model in pretrained.values()])
-    return StudyPlan(
-        study=study,
-        workdir=workdir,
-        corpus=corpus,
-        all_runs=tuple(runs),
-        runs=tuple(r for r in runs if not isinstance(r, VariantRun) or r.variant in wanted),
-        command=command,
-    )
+    _require_columns(study, configs)
+    return StudyPlan(study=study, workdir=workdir, corpus=corpus, runs=tuple(runs), command=command)
 
 
 def _rules(study: Study) -> list[str]:
@@ -209,7 +160,7 @@ def _rules(study: Study) -> list[str]:
 
 
 def _finetune_options(
-    task: StudyTask, seed: int, rows: RowsRun | None, train_rows: int | None
+    task: StudyTask, seed: int, rows: StudyRun | None, train_rows: int | None
 ) -> list[str]:
     """Returns the options of one fine-tuning run, except for the checkpoint.
 
@@ -250,25 +201,6 @@ def _probes_of(study: Study, config: TrainConfig) -> tuple[str, ...]:
     """Returns the probes for which a model of this config has the heads."""
     parts = {*config.head.parts}
     return tuple(name for name in study.probes if parts >= {*PROBES[name].parts})
-
-
-def _wanted(study: Study, only: Sequence[str]) -> set[str]:
-    """Returns the variants to run: all, or `only` and the variants that initialize them.
-
-    Raises UsageError for an unknown name.
-    """
-    known = {variant.name: variant for variant in study.variants}
-    names = set(only or known)
-    if unknown := sorted(names - known.keys()):
-        raise UsageError(
-            f"`variant` {unknown[0]}: study {study.name} has no such variant; choose one of "
-            f"{', '.join(known)}"
-        )
-    for name in list(names):
-        while known[name].init_from:
-            name = known[name].init_from
-            names.add(name)
-    return names
 
 
 def _last_overrides(
@@ -326,31 +258,11 @@ def _with_steps(config: TrainConfig, steps: int) -> tuple[str, ...]:
     return tuple(changes)
 
 
-def flops_of(config: TrainConfig, step: int | None = None) -> float:
-    """Returns the FLOPs of the first `step` updates of a run, or of all (update/flops.py)."""
+def flops_of(config: TrainConfig) -> float:
+    """Returns the FLOPs of a run (update/flops.py)."""
     from bert_jax.update.flops import train_flops
 
     objective = OBJECTIVES[config.objective]
     return float(
-        sum(
-            steps * train_flops(objective, config.model, phase)
-            for phase, steps in _steps_until(config, step)
-        )
+        sum(phase.steps * train_flops(objective, config.model, phase) for phase in config.phases)
     )
-
-
-def tokens_of(config: TrainConfig, step: int | None = None) -> int:
-    """Returns the positions of the first `step` batches of a run, or of all, with padding."""
-    return sum(
-        steps * phase.global_batch_size * phase.sequence_length
-        for phase, steps in _steps_until(config, step)
-    )
-
-
-def _steps_until(config: TrainConfig, step: int | None) -> Iterator[tuple[PhaseConfig, int]]:
-    """Yields each phase with the number of its steps among the first `step` steps, or all."""
-    left = config.total_steps if step is None else step
-    for phase in config.phases:
-        steps = min(left, phase.steps)
-        yield phase, steps
-        left -= steps

@@ -1,4 +1,4 @@
-"""Collects the results of a study's runs in study.json, study.md, study.csv and figures."""
+"""Collects the results of a study's runs in study.json, study.md and figures."""
 
 import datetime
 import statistics
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import file_lock, strict_json
-from bert_jax.config import flatten
+from bert_jax.config import TrainConfig, flatten, to_dict
 from bert_jax.config.resume import differences
 from bert_jax.files import write_json, write_whole
 from bert_jax.progress import note
@@ -17,16 +17,9 @@ from bert_jax.tasks.results import spread
 from bert_jax.training.evaluate import batch_shape
 from bert_jax.versions import installed
 from bert_jax.workdir import log_reader
+from bert_jax_lab.reports.run_data import POSITIONS, SECONDS, STEP, RunColumns
 from bert_jax_lab.studies import figures, law, table
-from bert_jax_lab.studies.plan import (
-    FinetuneRun,
-    PretrainRun,
-    ProbeRun,
-    StudyPlan,
-    StudyRun,
-    VariantRun,
-    tokens_of,
-)
+from bert_jax_lab.studies.plan import StudyPlan, StudyRun
 from bert_jax_lab.studies.run import VALIDATION, record_of
 from bert_jax_lab.studies.study import Study
 
@@ -38,7 +31,7 @@ _SAME_ROWS = {"data.num_workers", "data.prefetch", "data.verify", "data.packing"
 
 
 def write(plan: StudyPlan) -> dict[str, Any]:
-    """Writes study.json, study.md, study.csv and the figures; returns the content of study.json."""
+    """Writes study.json, study.md and the figures; returns the content of study.json."""
     with file_lock.hold(plan.workdir / "locks" / "summary", waits=True):
         found = collect(plan)
         points = _fitted_runs(found)
@@ -46,24 +39,17 @@ def write(plan: StudyPlan) -> dict[str, Any]:
         drawn = figures.draw(found, fitted, points, plan.workdir / "figures")
         write_json(plan.workdir / "study.json", found)
         write_whole(plan.workdir / STUDY_MD, table.markdown(found, drawn))
-        write_whole(plan.workdir / "study.csv", table.as_csv(found))
     return found
 
 
 def collect(plan: StudyPlan) -> dict[str, Any]:
     """Returns the content of study.json without the law.
 
-    `runs` has a value per run, `variants` a value per variant, over its seeds. Variants that were
-    not requested are included if one of their runs has ended.
+    `runs` has a value per run, `variants` a value per variant, over its seeds.
     """
     study = plan.study
-    runs = [_entry(plan, run) for run in plan.all_runs if isinstance(run, VariantRun)]
-    shown = {run.variant for run in plan.runs if isinstance(run, VariantRun)}
-    shown |= {run["variant"] for run in runs if run["status"] in (DONE, FAILED)}
-    runs = [run for run in runs if run["variant"] in shown]
-    rows_of = {
-        run.variant: _decides_rows(run) for run in plan.all_runs if isinstance(run, PretrainRun)
-    }
+    runs = [_entry(plan, run) for run in plan.runs if run.variant]
+    rows_of = {run.variant: _decides_rows(run.config) for run in plan.runs if run.config}
 
     def differing(name: str, other: str) -> list[str]:
         """Returns the fields by which the validation rows of two variants differ."""
@@ -72,14 +58,8 @@ def collect(plan: StudyPlan) -> dict[str, Any]:
     variants, left_out = [], {}
     first = study.variants[0].name
     for number, variant in enumerate(study.variants):
-        # The tokens of the run that initialized a variant do not count for its law. Losses on other
-        # rows are not comparable.
-        if study.has_law and variant.init_from:
-            left_out[variant.name] = f"initialized from {variant.init_from}"
-        elif study.has_law and (fields := differing(variant.name, first)):
+        if study.has_law and (fields := differing(variant.name, first)):
             left_out[variant.name] = f"other validation rows than {first}: {', '.join(fields)}"
-        if variant.name not in shown:
-            continue
         variants.append(_variant(study, variant.name, runs))
         if study.compare and number:
             other = first if study.compare == "first" else study.variants[number - 1].name
@@ -105,13 +85,13 @@ def collect(plan: StudyPlan) -> dict[str, Any]:
     }
 
 
-def _entry(plan: StudyPlan, run: VariantRun) -> dict[str, Any]:
+def _entry(plan: StudyPlan, run: StudyRun) -> dict[str, Any]:
     """Returns the entry of a run in study.json: its record, or why there is none."""
     entry: dict[str, Any] = {"run": run.name, "variant": run.variant, "seed": run.seed}
     entry["directory"] = str(run.folder.relative_to(plan.workdir))
-    if isinstance(run, FinetuneRun):
+    if run.task is not None:
         entry["task"] = run.task.name
-    elif isinstance(run, ProbeRun):
+    elif run.probes:
         entry["probes"] = [*run.probes]
     if record := record_of(run):
         entry |= {"status": FAILED if record["code"] else DONE} | record
@@ -119,8 +99,8 @@ def _entry(plan: StudyPlan, run: VariantRun) -> dict[str, Any]:
         entry |= {"status": BLOCKED, "reason": f"{failed[0]} failed"}
     else:
         entry["status"] = MISSING
-    if isinstance(run, PretrainRun) and "figures" in entry:
-        entry["curve"] = _curve(run, plan.study.columns[0])
+    if run.config is not None and "figures" in entry:
+        entry["curve"] = _curve(run.folder, run.config, plan.study.columns[0])
     return entry
 
 
@@ -134,20 +114,16 @@ def _has_failed(run: StudyRun) -> bool:
     return bool(record["code"]) if record else any(map(_has_failed, run.needs))
 
 
-def _curve(run: PretrainRun, name: str) -> list[dict[str, float]]:
+def _curve(folder: Path, config: TrainConfig, name: str) -> list[dict[str, float]]:
     """Returns the values of a validation metric: `step`, `value`, `tokens`, and `seconds` of
     training up to the step.
     """
-    found, seconds = [], 0.0
-    for row in log_reader.read_rows(run.folder):
-        if row.get("split") is None:
-            seconds += (row.get("step_seconds") or 0.0) * row.get("steps", 1)
-        elif row["split"] == VALIDATION and row.get(name) is not None:
-            tokens = tokens_of(run.config, row["step"])
-            found.append(
-                {"step": row["step"], "value": row[name], "seconds": seconds, "tokens": tokens}
-            )
-    return found
+    rows = log_reader.read_rows(folder)
+    columns = RunColumns(to_dict(config), [row for row in rows if row.get("split") is None])
+    scored = [r for r in rows if r.get("split") == VALIDATION and r.get(name) is not None]
+    found = columns(scored)
+    names = {STEP: STEP, "value": name, "seconds": SECONDS, "tokens": POSITIONS}
+    return [{key: found[of][i] for key, of in names.items()} for i in range(len(scored))]
 
 
 def _variant(study: Study, name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -177,7 +153,7 @@ def _variant(study: Study, name: str, runs: Sequence[dict[str, Any]]) -> dict[st
         "training_seconds": _spread([run["training_seconds"] for run in pretrained]),
         **{
             fact: pretrained[0][fact] if pretrained else None
-            for fact in ("parameters", "block_parameters", "tokens", "flops")
+            for fact in ("parameters", "block_parameters", "tokens")
         },
     }
 
@@ -242,14 +218,12 @@ def _compared(
         "on": study.compare_on,
         "difference": statistics.median(own) - statistics.median(others),
         "is_beyond_spread": is_apart if min(len(own), len(others)) > 1 else None,
-        "runs": [len(own), len(others)],
         "by_seed": [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs)],
     }
 
 
-def _decides_rows(run: PretrainRun) -> dict[str, Any]:
+def _decides_rows(config: TrainConfig) -> dict[str, Any]:
     """Returns the settings on which the validation rows of a run depend."""
-    config = run.config
     found = {
         name: value
         for name, value in flatten(config).items()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax import file_lock, strict_json
-from bert_jax.config import TrainConfig
+from bert_jax.config import TrainConfig, to_dict
 from bert_jax.errors import (
     BertJaxError,
     DataDamaged,
@@ -35,18 +35,9 @@ from bert_jax.files import write_json
 from bert_jax.progress import leave, note, note_once
 from bert_jax.runtime.stop import ENDING, Signals, word_of
 from bert_jax.workdir import goodput, log_reader
+from bert_jax_lab.reports.run_data import RunColumns
 from bert_jax_lab.studies import corpus_tasks
-from bert_jax_lab.studies.plan import (
-    PROBES_FILE,
-    FinetuneRun,
-    PretrainRun,
-    ProbeRun,
-    RowsRun,
-    StudyPlan,
-    StudyRun,
-    flops_of,
-    tokens_of,
-)
+from bert_jax_lab.studies.plan import PROBES_FILE, StudyPlan, StudyRun
 
 RECORD = "record.json"
 VALIDATION = "validation"
@@ -99,24 +90,24 @@ def write_record(run: StudyRun, outcome: Outcome) -> None:
         "reason": outcome.reason if outcome.code else "",
         "time": time.time(),
     }
-    if isinstance(run, PretrainRun) and run.folder.is_dir():
-        record |= _pretrained(run)
-    elif isinstance(run, FinetuneRun) and not outcome.code:
+    if run.config is not None and run.folder.is_dir():
+        record |= _pretrained(run.folder, run.config)
+    elif run.task is not None and not outcome.code:
         summary = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
         record["score"] = summary["best"]["scores"][summary["metric"]]["median"]
-    elif isinstance(run, ProbeRun) and not outcome.code:
+    elif run.probes and not outcome.code:
         answers = json.loads((run.folder / PROBES_FILE).read_text(encoding="utf-8"))
         record["findings"] = answers["findings"]
     run.folder.mkdir(parents=True, exist_ok=True)
     write_json(run.folder / RECORD, record)
 
 
-def _pretrained(run: PretrainRun) -> dict[str, Any]:
+def _pretrained(folder: Path, config: TrainConfig) -> dict[str, Any]:
     """Returns the metrics of a run that has ended, successfully or not."""
-    rows = log_reader.read_rows(run.folder)
-    account = goodput.account(run.folder)
+    rows = log_reader.read_rows(folder)
+    account = goodput.account(folder)
     _, scores = log_reader.closing_rows(rows)
-    step = max((row["step"] for row in rows), default=0)
+    step, columns = max((row["step"] for row in rows), default=0), RunColumns(to_dict(config), ())
     return {
         "figures": {
             name: value
@@ -124,13 +115,12 @@ def _pretrained(run: PretrainRun) -> dict[str, Any]:
             if isinstance(value, float) and name != "time"
         },
         "step": step,
-        "warnings": [t for _, t in log_reader.unexpected(log_reader.read_events(run.folder))],
+        "warnings": [t for _, t in log_reader.unexpected(log_reader.read_events(folder))],
         "starts": account["starts"],
         "training_seconds": account["seconds"]["training"] + account["seconds"]["data_wait"],
         # Up to the last step: the run may have failed, or a hook may have ended it.
-        "tokens": tokens_of(run.config, step),
-        "flops": flops_of(run.config, step),
-        **parameters_of(run.config),
+        "tokens": columns.positions([step])[0],
+        **parameters_of(config),
     }
 
 
@@ -206,7 +196,7 @@ def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: st
     note(f"{where}: begins")
     # A failed run is repeated as if it had not ended.
     (run.folder / RECORD).unlink(missing_ok=True)
-    if isinstance(run, RowsRun):
+    if run.rule:
         corpus_tasks.write_rows(plan.corpus, run.rule, run.folder)
         outcome = Outcome(0)
     else:
@@ -231,7 +221,7 @@ def _stopped(run: StudyRun, outcome: Outcome) -> BertJaxError:
 # --- child processes ------------------------------------------------------------------------------
 
 
-class Children:
+class Children(Signals):
     """Runs `bert-jax` commands one at a time, as child processes, and forwards signals to them.
 
     A child that is killed, by a signal or for its memory, does not end other runs. SIGTERM, SIGHUP
@@ -241,18 +231,11 @@ class Children:
 
     def __init__(self, *, compiled: Path):
         """`compiled` is the compilation cache unless the environment names another."""
+        super().__init__(ENDING, self._hear)
         self._environment = os.environ | {_CACHE: os.environ.get(_CACHE, str(compiled))}
         self._child: subprocess.Popen | None = None
         # The first signal that was received.
         self._heard: int | None = None
-        self._signals = Signals(ENDING, self._hear)
-
-    def __enter__(self) -> "Children":
-        self._signals.__enter__()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._signals.__exit__()
 
     def stopped_by(self) -> str:
         """Returns the name of the first signal, or ""."""

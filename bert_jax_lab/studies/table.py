@@ -1,8 +1,5 @@
-"""The tables of a study, in Markdown, in a terminal and as CSV, from the content of study.json."""
+"""The tables of a study, in Markdown and in a terminal, from the content of study.json."""
 
-import csv
-import io
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +9,16 @@ from bert_jax.pretrained.model_card import markdown_table
 from bert_jax.registry import OBJECTIVES
 from bert_jax.tasks.results import spread_text
 from bert_jax_lab.reports import report_page
-from bert_jax_lab.studies.figures import Drawn
 
 _NOTHING = "–"
 _FOOT = (
     "Validation metrics, and scores in percent: the median over seeds, with the lowest and the "
     "highest value in parentheses, which is not a confidence interval. Time is the time of "
     "training."
+)
+_BEYOND = (
+    "Beyond the spread: the two ranges do not overlap, as happens by chance in 1 of 3 comparisons "
+    "with two seeds each, and in 1 of 10 with three."
 )
 
 
@@ -78,21 +78,7 @@ def _rows(found: dict[str, Any], columns: Sequence[Column]) -> list[list[str]]:
     return [[column.cell(variant) for column in columns] for variant in found["variants"]]
 
 
-def as_csv(found: dict[str, Any]) -> str:
-    """Returns study.csv: a line per run, with all digits of its metrics or its score."""
-    facts = ("parameters", "block_parameters", "tokens", "flops", "training_seconds")
-    columns = ("run", "variant", "seed", "status", "task", "score", *facts, *found["columns"])
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(columns)
-    for run in found["runs"]:
-        if "probes" not in run:
-            values = run | run.get("figures", {})
-            lines.writerow([values.get(column, "") for column in columns])
-    return text.getvalue()
-
-
-def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
+def markdown(found: dict[str, Any], pictures: Sequence[str] = ()) -> str:
     """Returns study.md."""
     columns = columns_of(found)
     lines = _rows(found, columns)
@@ -100,8 +86,8 @@ def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
         lines.append([column.guess for column in columns])
     table = markdown_table([column.title for column in columns], lines)
     parts = [f"# {found['title']}", _origin(found), table, _FOOT]
-    compared = [v["compared"] for v in found["variants"] if v.get("compared")]
-    parts += by_chance([c["runs"] for c in compared if c["is_beyond_spread"] is not None])
+    if any(variant.get("compared") for variant in found["variants"]):
+        parts.append(_BEYOND)
     parts += other_rows(found)
     parts += found["notes"]
     parts += _answers(found["variants"])
@@ -112,28 +98,8 @@ def markdown(found: dict[str, Any], drawn: Sequence[Drawn] = ()) -> str:
         parts += ["## Unexpected losses", markdown_table(("run", "warning"), warned)]
     if "law" in found:
         parts += ["## The law", *law_section(found["law"], found["left_out"])]
-    for picture in drawn:
-        parts += [f"## {picture.title}", f"![{picture.alt}]({picture.file})"]
+    parts += pictures
     return "\n\n".join(parts) + "\n"
-
-
-def by_chance(runs: Sequence[Sequence[int]]) -> list[str]:
-    """Returns how many comparisons of a table would exceed the spread by chance.
-
-    `runs` has the numbers of seeds, m and n, of the two sides of each comparison. If nothing
-    differs, all orders of m + n values are equally likely, and in two of m! n! orders one group
-    precedes the other.
-    """
-    if not runs:
-        return []
-    expected = sum(2 / math.comb(own + others, own) for own, others in runs)
-    seeds = ", ".join(sorted({f"{own} and {others}" for own, others in runs}))
-    several = "comparisons" if len(runs) > 1 else "comparison"
-    return [
-        f"Beyond the spread: the two ranges do not overlap. If no two variants differed, about "
-        f"{expected:.1f} of the {len(runs)} {several} would be beyond the spread by chance "
-        f"({seeds} seeds)."
-    ]
 
 
 def other_rows(found: dict[str, Any]) -> list[str]:
