@@ -12,7 +12,6 @@ restarts, and the fields in which the configs of several runs differ. --json pri
 numbers, and each chart has a table.
 """
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,7 +92,7 @@ def _examples(workdir: Path | str, directory: Path) -> list[dict[str, Any]]:
     except BertJaxError as error:
         note(f"{workdir}: no hidden words are filled in: {error}")
         return []
-    return [dataclasses.asdict(each) for each in found]
+    return found
 
 
 def _names(paths: Sequence[Path | str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Held-out sentences with a masked word, and the predictions of a model."""
 
 import unicodedata
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,18 +13,6 @@ from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
 from bert_jax_lab.probes.held_out import readable_sentences
 
 
-@dataclass(frozen=True)
-class HiddenWord:
-    """A sentence with a mask, the masked word, and candidates, the best one first."""
-
-    text: str
-    word: str
-    # (token, probability)
-    candidates: tuple[tuple[str, float], ...]
-    # Whether the first candidate is the word.
-    is_right: bool
-
-
 def hidden_words(
     source: LoadedCheckpoint,
     tokenizer: Tokenizer,
@@ -32,12 +20,14 @@ def hidden_words(
     *,
     number: int = 8,
     top: int = 3,
-) -> list[HiddenWord]:
+) -> list[dict[str, Any]]:
     """Returns examples from documents at equal distances in the validation split, a fixed selection
     for each corpus. One whole word of each sentence is masked.
 
-    Returns fewer than `number` if fewer documents have a sentence of readable length. Raises
-    UsageError for a model without a masked-LM head.
+    Each has the `text` with the mask, the masked `word`, the `candidates`, pairs of a token and its
+    probability, best first, and whether the first one `is_right`. Returns fewer than `number` if
+    fewer documents have a sentence of readable length. Raises UsageError for a model without a
+    masked-LM head.
     """
     require_parts(source, "mlm")
     forward, mask = forward_of(source), tokenizer.special.mask
@@ -53,9 +43,14 @@ def hidden_words(
         (shares,) = probabilities_of(source, tokenizer, asked, forward=forward)
         best = np.argsort(-shares, kind="stable")[:top].tolist()
         candidates = zip(readable(tokenizer, best), shares[best].tolist(), strict=True)
-        text = _with_mask(tokenizer, ids, place)
-        word = tokenizer.decode([ids[place]]).strip()
-        found.append(HiddenWord(text, word, tuple(candidates), best[0] == ids[place]))
+        found.append(
+            {
+                "text": _with_mask(tokenizer, ids, place),
+                "word": tokenizer.decode([ids[place]]).strip(),
+                "candidates": [*candidates],
+                "is_right": best[0] == ids[place],
+            }
+        )
     return found
 
 

@@ -22,7 +22,7 @@ def render(runs: Sequence[Run]) -> str:
     names = [run["name"] for run in runs]
     glance = _rows(runs, _glance(runs))
     glance_table = table(["", *names], glance)
-    examples, config = _hidden_words(runs), run_data.differences(runs)
+    config = run_data.differences(runs)
     sections = [
         _section("glance", "At a glance", _tiles(glance) if len(runs) == 1 else glance_table),
         '<div id="controls" class="controls"></div>',
@@ -37,7 +37,7 @@ def render(runs: Sequence[Run]) -> str:
         ),
         "</div>",
         *(_thinned(run) for run in runs),
-        _section("examples", f"Masked words, held out: {examples[2]}", _table(*examples[:2])),
+        _hidden_words(runs),
         _section("time", "Parts of the time", _time(runs)),
         _section("processes", "Processes and restarts", _processes(runs)),
         '<div class="columns">',
@@ -70,28 +70,18 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def _hidden_words(runs: Sequence[Run]) -> tuple[list[str], list[list[str]], str]:
-    """Returns columns and rows of held-out sentences with a masked word and the predictions of each
-    run, and the number of correct predictions of each run; no rows if no run has examples.
-    """
-    guesses: dict[tuple[str, str], dict[str, str]] = {}
-    counts = []
-    for run in runs:
-        for example in run["examples"]:
-            found = ", ".join(f"{token} {share:.0%}" for token, share in example["candidates"])
-            guesses.setdefault((example["text"], example["word"]), {})[run["name"]] = (
-                f"{_RIGHT} {found}" if example["is_right"] else found
-            )
-        if run["examples"]:
-            right = sum(example["is_right"] for example in run["examples"])
-            counts.append(f"{run['name']}: {right} of {len(run['examples'])}")
-    names = [run["name"] for run in runs if run["examples"]]
-    rows = [
-        [sentence, word, *(by_run.get(name, "") for name in names)]
-        for (sentence, word), by_run in guesses.items()
-    ]
-    note = f"{_RIGHT} the first prediction is the masked word ({'; '.join(counts)})"
-    return ["sentence", "hidden", *names], rows, note
+def _hidden_words(runs: Sequence[Run]) -> str:
+    """Returns the held-out sentences with a masked word and the predictions of each run."""
+    examples = [(run["name"], example) for run in runs for example in run["examples"]]
+    rows = []
+    for name, example in sorted(examples, key=lambda each: each[1]["text"]):
+        found = ", ".join(f"{token} {share:.0%}" for token, share in example["candidates"])
+        mark = f"{_RIGHT} " if example["is_right"] else ""
+        rows.append([example["text"], example["word"], name, mark + found])
+    right = sum(example["is_right"] for _, example in examples)
+    heading = f"Masked words, held out: {right} of {len(rows)} are the first prediction ({_RIGHT})"
+    columns = ("sentence", "hidden", "run", "predictions")
+    return _section("examples", heading, _table(columns, rows))
 
 
 def _section(identity: str, heading: str, inner: str) -> str:

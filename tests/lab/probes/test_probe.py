@@ -470,9 +470,9 @@ def test_masked_words_are_from_the_held_out_split(trained, corpus):
     tokens = np.concatenate(opened.validation.shards).tolist()
     held_out = tokenizer.decode(tokens)
     for each in found:
-        assert each.text.count("[MASK]") == 1 and each.word.isalpha()
-        before, after = each.text.split("[MASK]")
-        assert f"{before}{each.word}" in held_out and after.strip().split(" ")[0] in held_out
-        shares = [share for _, share in each.candidates]
-        assert each.is_right == (each.candidates[0][0] == each.word)
+        assert each["text"].count("[MASK]") == 1 and each["word"].isalpha()
+        before, after = each["text"].split("[MASK]")
+        assert f"{before}{each['word']}" in held_out and after.strip().split(" ")[0] in held_out
+        shares = [share for _, share in each["candidates"]]
+        assert each["is_right"] == (each["candidates"][0][0] == each["word"])
         assert len(shares) == 3 and shares == sorted(shares, reverse=True) and sum(shares) <= 1

@@ -232,19 +232,6 @@ def test_the_expected_band_is_drawn_if_it_is_known(tmp_path):
     assert "as expected" in Outline(report_page.render([expected])).text
 
 
-def test_correct_predictions_are_marked(tmp_path):
-    run = data_of(write_run(tmp_path / "run"))
-    run["examples"] = [
-        {"text": f"a [MASK] {n}", "word": "dog", "candidates": [[guess, 0.6], ["cow", 0.1]],
-         "is_right": guess == "dog"}
-        for n, guess in enumerate(("dog", "cat", "dog"))
-    ]  # fmt: skip
-    page = report_page.render([run])
-    marked = [first_guess(page, f"a [MASK] {n}").count("\N{CHECK MARK} dog 60%") for n in range(3)]
-    assert marked == [1, 0, 1]
-    assert "(run: 2 of 3)" in Outline(page).text
-
-
 def test_the_loss_of_an_objective_with_one_loss_is_shown_once(tmp_path):
     run = data_of(write_run(tmp_path / "run"))
     assert run["loss"] == "mlm_loss" and "Loss: loss" in headings_of(run)
@@ -274,7 +261,7 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     marked = "\N{CHECK MARK}" in first_guess(page.read_text(), first["text"])
     assert marked == first["is_right"] == (first["candidates"][0][0] == first["word"])
     right = sum(each["is_right"] for each in (first, *more))
-    assert f"(trained/workdir: {right} of 8)" in Outline(page.read_text()).text
+    assert f"held out: {right} of 8 are" in Outline(page.read_text()).text
     # Nor if the corpus was prepared again with another vocabulary.
     again = shutil.copytree(trained, tmp_path / "again")
     held = json.loads((again / "config.json").read_text())
