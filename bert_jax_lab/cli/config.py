@@ -15,7 +15,6 @@ examples:
 
 import ast
 import collections
-import dataclasses
 import json
 import textwrap
 from typing import Annotated, Literal
@@ -174,20 +173,20 @@ def _sharding(options: ConfigOptions, config: TrainConfig) -> None:
     rows = placements(config, topology)
     if options.json:
         for row in rows:
-            print(json.dumps(dataclasses.asdict(row)))
+            print(json.dumps(row))
         return
     table(
         f"{config.name} on {topology.name}: {topology.devices} devices",
         ("parameter", "shape", "partitioned over", "MiB per device"),
         [
             (
-                row.name,
-                " x ".join(map(str, row.shape)),
-                ", ".join(axis or "-" for axis in row.spec) or "-",
-                f"{row.bytes / 2**20:.3f}",
+                row["name"],
+                " x ".join(map(str, row["shape"])),
+                ", ".join(axis or "-" for axis in row["spec"]) or "-",
+                f"{row['bytes'] / 2**20:.3f}",
             )
             for row in rows
         ],
     )
-    whole = sum(row.bytes for row in rows)
+    whole = sum(row["bytes"] for row in rows)
     print(f"weights {whole / 2**20:,.1f} MiB per device; Adam's two moments twice as much")

@@ -1,6 +1,6 @@
 """Lists the sharding of each parameter of a config on a mesh, without its devices."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType
@@ -12,31 +12,20 @@ from bert_jax.update.state import TrainState
 from bert_jax_lab.planning.topologies import Topology
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """One parameter: `spec` has the mesh axis that shards each dim, or None; bytes per device."""
-
-    name: str
-    shape: tuple[int, ...]
-    spec: tuple[str | None, ...]
-    bytes: int
-
-
-def placements(config: TrainConfig, topology: Topology) -> list[Placement]:
-    """Returns the placement of every parameter, in their order.
-
-    Needs neither devices nor a compiler.
+def placements(config: TrainConfig, topology: Topology) -> list[dict[str, Any]]:
+    """Returns for every parameter its `name`, `shape`, `spec`, the mesh axis that shards each dim,
+    or None, and `bytes` per device. Needs neither devices nor a compiler.
     """
     mesh = abstract_mesh(config, topology)
     with jax.sharding.use_abstract_mesh(mesh):
         params = TrainState.abstract(config, mesh).params  # type: ignore[arg-type]
     return [
-        Placement(
-            name=".".join(str(entry.key) for entry in path),  # type: ignore[attr-defined]
-            shape=leaf.shape,
-            spec=tuple("fsdp" if cut == sharding.FSDP else cut for cut in sharding.spec_of(leaf)),
-            bytes=sharding.bytes_per_device(leaf),
-        )
+        {
+            "name": ".".join(str(entry.key) for entry in path),  # type: ignore[attr-defined]
+            "shape": leaf.shape,
+            "spec": ["fsdp" if cut == sharding.FSDP else cut for cut in sharding.spec_of(leaf)],
+            "bytes": sharding.bytes_per_device(leaf),
+        }
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     ]
 
