@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bert_jax.errors import BertJaxError, StorageFailed, Unreachable, UsageError, exit_code_of
+from bert_jax.errors import BertJaxError, StorageFailed, UsageError, exit_code_of
 from bert_jax.runtime import network
 
 PASSED, WARNED, FAILED, SKIPPED = "passed", "warned", "failed", "skipped"
@@ -38,15 +38,10 @@ def skipped(found: str) -> Finding:
 
 def of_error(error: Exception) -> Finding:
     """Returns the finding of a check that raised an error."""
-    if isinstance(error, BertJaxError):
+    known = error if isinstance(error, BertJaxError) else network.failure_of(error)
+    if known is not None:
         # The single line of such an error names the problem and the fix.
-        return failed("", str(error), exit_code=error.exit_code)
-    if network.is_transient(error):
-        return failed(
-            f"the network fails: {network.described(error)}",
-            "try again later",
-            exit_code=Unreachable.exit_code,
-        )
+        return failed("", str(known), exit_code=known.exit_code)
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         code = exit_code_of(error)

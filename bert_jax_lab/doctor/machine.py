@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
-from bert_jax.memory.fit import Settled, room_beside_state, settle
+from bert_jax.memory.fit import room_beside_state, settle
 from bert_jax.training.pretrain import demand
 from bert_jax.training.saving import state_bytes
 from bert_jax.update.flops import measured_flops
@@ -26,7 +26,6 @@ class DeviceMemory(NamedTuple):
 
     # With the settings that `fit_memory` chose.
     config: TrainConfig
-    settled: Settled
     # Bytes of a checkpoint.
     state_bytes: int
 
@@ -88,7 +87,7 @@ def memory(arguments: Arguments, config: TrainConfig, mesh: Mesh) -> tuple[Findi
         choose=arguments.fit_memory,
         allowed=arguments.allowed_changes,
     )
-    found = DeviceMemory(settled.config, settled, state_bytes(state))
+    found = DeviceMemory(settled.config, state_bytes(state))
     if room is None:
         return passed("not compared: these devices do not report their free memory"), found
     if room <= 0:
