@@ -85,17 +85,8 @@ def _curves(found: dict[str, Any], runs: Sequence[dict[str, Any]], x: str) -> tu
         axes.set_ylabel(f"validation {column.replace('_', ' ')}")
         axes.legend(fontsize="small", ncols=1 + len(names) // 8)
 
-    ends = []
-    for name in names:
-        last = [r["curve"][-1] for r in runs if r["variant"] == name and r["code"] == 0]
-        if not last:
-            ends.append(f"{name} has no run that ended well")
-            continue
-        value = float(np.median([point["value"] for point in last]))
-        at = float(np.median([point[x] for point in last])) / unit
-        ends.append(f"{name} ends at {value:.3f} after {at:.3g}")
     title = f"Validation {column.replace('_', ' ')} over {label}"
-    return title, f"{title}. A line per run. {'; '.join(ends)}.", plot
+    return title, f"{title}. A line per run of {', '.join(names)}; the table has the ends.", plot
 
 
 def _law(points: np.ndarray, label: str, law: Law) -> tuple[str, str, Plot]:

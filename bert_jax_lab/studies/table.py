@@ -86,7 +86,8 @@ def markdown(found: dict[str, Any], pictures: Sequence[str] = ()) -> str:
         lines.append([column.guess for column in columns])
     table = markdown_table([column.title for column in columns], lines)
     parts = [f"# {found['title']}", _origin(found), table, _FOOT]
-    if any(variant.get("compared") for variant in found["variants"]):
+    compared = (variant.get("compared") or {} for variant in found["variants"])
+    if any(each.get("is_beyond_spread") is not None for each in compared):
         parts.append(_BEYOND)
     parts += other_rows(found)
     parts += found["notes"]

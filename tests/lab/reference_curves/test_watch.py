@@ -93,16 +93,6 @@ def test_an_unexpected_loss_is_a_warning(loss_at, has_reference, reason, earlies
         assert found == reason and earliest <= step <= latest
 
 
-def test_a_run_with_another_learning_rate_may_be_slower():
-    def slower(step: float) -> float:
-        return falling(step / 1.6)
-
-    seen = healthy()
-    for shift, reasons in ((seen.shift, ["above"]), (2.0, [])):
-        found = warnings_of(slower, reference=dataclasses.replace(seen, shift=shift))
-        assert [reason for _, reason in found] == reasons
-
-
 # --- references -----------------------------------------------------------------------------------
 
 

@@ -627,6 +627,6 @@ def test_a_law_is_fitted_to_runs_that_compare(tmp_path, corpus, monkeypatch):
     text = (plan.workdir / "study.md").read_text(encoding="utf-8")
     assert "few (other validation rows than L2-H32-1500: evaluation.num_examples)" in text
     assert "Points are 13 runs" in text
-    assert "![Validation mlm loss over million tokens. A line per run. L2-H32-1500 ends at" in text
+    assert "![Validation mlm loss over million tokens. A line per run of L2-H32-1500, " in text
     drawn = sorted(path.name for path in (plan.workdir / "figures").iterdir())
     assert drawn == [f"{name}.png" for name in ("law", "loss_over_seconds", "loss_over_tokens")]
