@@ -85,17 +85,15 @@ _MAY_IMPORT = {
     | {"data/tokenizer", "data/tasks", "model", "interchange", "pretrained", "inference", "tasks"},
     "lab/reference_curves": _COMMON | {"workdir", "training"},
     "lab/probes": _COMMON
-    | {"data", "data/sources", "data/tokenizer", "data/corpus", "data/tasks", "model", "workdir"}
-    | {"pretrained", "training", "inference", "tasks"},
+    | {"data/sources", "data/tokenizer", "data/corpus", "data/tasks", "model"}
+    | {"pretrained", "training", "inference"},
     "lab/reports": _COMMON | {"workdir", "lab/reference_curves"},
-    "lab/planning": _COMMON
-    | {"data", "data/tokenizer", "data/corpus", "data/pretraining"}
-    | {"model", "update", "training"},
+    "lab/planning": _COMMON | {"data/corpus", "data/pretraining", "model", "update", "training"},
     "lab/doctor": _COMMON
-    | {"data/corpus", "data/pretraining", "lab/reference_curves", "model", "update", "memory"}
+    | {"data/corpus", "update", "memory"}
     | {"runtime", "workdir", "pretrained", "training", "lab/planning"},
     "lab/studies": _COMMON
-    | {"data/language", "data/tokenizer", "data/corpus", "model", "update", "runtime", "workdir"}
+    | {"data/tokenizer", "data/corpus", "model", "update", "runtime", "workdir"}
     | {"pretrained", "training", "tasks", "lab/reports"},
     "lab": set(),
 }
