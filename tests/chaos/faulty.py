@@ -297,11 +297,11 @@ def say(value: str) -> None:
     if value in ("import", "numpy"):
         importing = builtins.__import__
 
-        def watched(name: str, *rest: Any) -> Any:
+        def watched(name: str, *rest: Any, **named: Any) -> Any:
             if name == ("jax" if value == "import" else value):
                 builtins.__import__ = importing
                 _say("import")
-            return importing(name, *rest)
+            return importing(name, *rest, **named)
 
         builtins.__import__ = watched
         return
