@@ -9,7 +9,6 @@ with the tokenizer of a model, to continue its training:
 other examples:
   bert-jax prepare --source texts/ --output-dir corpus --vocab-size 8192
   bert-jax prepare --source rows.csv --text-column content --output-dir corpus
-  zcat dump.jsonl.gz | bert-jax prepare --source stdin:.jsonl --output-dir corpus
 more text, trained on together with the first corpus:
   bert-jax prepare --tokenizer corpus --known corpus --source new.txt --output-dir more
 on many machines, with Apache Beam:

@@ -27,9 +27,8 @@ class CorpusOptions:
         "SRC: a file, folder or glob of .txt (see --document-boundary), .jsonl, .csv, .tsv, "
         ".parquet or .arrow (see --text-column), .warc, .wet or FASTA files, also as .gz, .bz2, "
         ".xz or .zst; an address such as gs://, s3:// or https://; hf:OWNER/NAME for a dataset of "
-        "the Hugging Face hub; `tfds:NAME[/CONFIG][:SPLIT]`; - for text on standard input, "
-        "stdin:.jsonl for other formats; or docs: for the Python documentation on this machine. "
-        "Repeat for several",
+        "the Hugging Face hub; `tfds:NAME[/CONFIG][:SPLIT]`; or docs: for the Python documentation "
+        "on this machine. Repeat for several",
     )
     text_column: str = setting(
         SourceOptions.text_field,
@@ -161,10 +160,8 @@ class CorpusOptions:
         """Returns the language that determines how sentences are split."""
         return self.language or codes.DEFAULT
 
-    def reading(self, *, outside: Path | None, stdin: Path | None = None) -> SourceOptions:
-        """Returns how to read sources: without the files below `outside`, and with the copy of
-        standard input in `stdin`.
-        """
+    def reading(self, *, outside: Path | None) -> SourceOptions:
+        """Returns how to read sources: without the files below `outside`."""
         return SourceOptions(
             text_field=self.text_column,
             encoding=self.encoding,
@@ -173,7 +170,6 @@ class CorpusOptions:
             paragraph=self.paragraph_boundary,
             skips_records=self.skips_bad_records,
             outside=outside,
-            stdin=stdin,
         )
 
     def of_sources(self, reading: SourceOptions) -> list[tuple[tuple[str, ...], SourceOptions]]:

@@ -9,7 +9,6 @@ tokenizer. The bytes of the result do not depend on the number of processes or o
 import contextlib
 import functools
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,11 +36,10 @@ from bert_jax.data.corpus.store import (
 )
 from bert_jax.data.matching.contamination import Contamination
 from bert_jax.data.matching.near_duplicates import require_possible
-from bert_jax.data.sources.read import is_stdin
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import BertJaxError, DataDamaged, UsageError
 from bert_jax.files import local as on_this_machine
-from bert_jax.progress import Progress, note
+from bert_jax.progress import note
 
 # Runs the stages of a job on units of its sources.
 Run = Callable[[Job, list[Unit]], object]
@@ -99,9 +97,8 @@ def make(options: CorpusOptions, output: Folder, engine: Callable[[], Run]) -> d
                 if left.startswith("try-"):
                     (job.folder / left).remove_all()
         try:
-            stdin = _standard_input(job)
             outside = None if output.is_address else output.path
-            job, units = job.cut(options.reading(outside=outside, stdin=stdin))
+            job, units = job.cut(options.reading(outside=outside))
             keep_known(
                 job, [read_keys(Path(of), split) for of in options.known for split in SPLITS]
             )
@@ -186,25 +183,3 @@ def _finished(job: Job, given: Tokenizer | None) -> dict[str, Any] | None:
         open_corpus(output.path, verify=SPLITS)
     note(f"{output} is finished already; the sources were not read again")
     return manifest
-
-
-def _standard_input(job: Job) -> Path | None:
-    """Copies standard input to a file that can be read again, if it is one of the sources."""
-    found = [source for source in job.options.source if is_stdin(source)]
-    if not found:
-        return None
-    if len(found) > 1:
-        raise UsageError(f"`source` {' and '.join(found)}: standard input can be read only once")
-    if sys.stdin is None:
-        raise UsageError(f"`source` {found[0]}: standard input is closed; pipe text into it")
-    if sys.stdin.isatty():
-        note("reading standard input; Ctrl-D ends it")
-    with (
-        job.scratch.writing("stdin") as copy,
-        Progress("standard input", total=None) as progress,
-    ):
-        progress.describe = lambda: f"{progress.done / 1e6:,.0f} MB"
-        while data := sys.stdin.buffer.read(1 << 20):
-            copy.write(data)
-            progress.advance(len(data))
-    return job.scratch.path / "stdin"

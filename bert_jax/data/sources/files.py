@@ -88,8 +88,7 @@ def _find(source: str, left_out: list[AnyFile]) -> tuple[AnyFile | None, list[An
         return None, [path]
     if path.exists():
         raise UsageError(
-            f"{source} is not a plain file, and sources are read twice; pipe it in, and name - as "
-            "the source"
+            f"{source} is not a plain file, and sources are read twice; write it to a file"
         )
     matching = sorted(Path(name) for name in glob.glob(source, recursive=True))
     files: list[AnyFile] = [file for file in matching if not file.is_dir()]
@@ -98,9 +97,8 @@ def _find(source: str, left_out: list[AnyFile]) -> tuple[AnyFile | None, list[An
     if not files:
         what = "no file matches" if glob.has_magic(source) else "no such file or folder"
         raise UsageError(
-            f"{source}: {what}; a source is a file, folder or glob of {kinds()}; - (standard "
-            "input); an address, such as gs://BUCKET/PATH or hf:NAME; "
-            "tfds:NAME[/CONFIG][:SPLIT]; or docs:"
+            f"{source}: {what}; a source is a file, folder or glob of {kinds()}; an address, such "
+            "as gs://BUCKET/PATH or hf:NAME; tfds:NAME[/CONFIG][:SPLIT]; or docs:"
         )
     return None, files
 

@@ -16,13 +16,7 @@ from pathlib import Path
 from bert_jax.data.sources.address import AnyFile, RemoteFile, is_address
 from bert_jax.data.sources.address import find as find_at
 from bert_jax.data.sources.document import Document, bounded
-from bert_jax.data.sources.files import (
-    describe,
-    find_files,
-    kind_of,
-    kinds,
-    packing_of,
-)
+from bert_jax.data.sources.files import describe, find_files, kind_of, packing_of
 from bert_jax.data.sources.rows import read_tfds
 from bert_jax.data.sources.stream import (
     TRAIN,
@@ -39,7 +33,6 @@ from bert_jax.progress import note
 from bert_jax.registry import FORMATS
 
 STDIN = "-"
-_STDIN_OF_KIND = "stdin:"
 
 
 @dataclass(frozen=True)
@@ -73,8 +66,7 @@ def read_documents(
     sorted by name.
 
     A source is a file, a folder (including subfolders) or a glob of any kind of file that
-    `registry.FORMATS` lists, compressed or not, local or at an address (`address.py`); `-` for
-    plain text on standard input, and `stdin:.jsonl` for another kind;
+    `registry.FORMATS` lists, compressed or not, local or at an address (`address.py`);
     `tfds:NAME[/CONFIG][:SPLIT]`; or `docs:`. Documents without text are skipped.
 
     Raises UsageError, naming file and line, for missing, damaged or undecodable text. Missing
@@ -106,13 +98,6 @@ def readers_of(
             readers.append(Reader(source, _read_documentation, is_here=is_here(source)))
         elif source.startswith("tfds:"):
             readers.append(Reader(source, functools.partial(_read_tfds, source, reading)))
-        elif is_stdin(source):
-            name, kind = Path("standard input"), _kind_of_stdin(source)
-            endings.update(dict.fromkeys(kind, name))
-            if reading.stdin is None:
-                raise UsageError(f"{source}: standard input is not supported here; name a file")
-            read = functools.partial(_read_file, reading.stdin, name, kind, reading)
-            readers.append(Reader(source, read))
         else:
             files, skipped = find_files(source, splits=reading.splits)
             if skipped := [file for file in skipped if _resolved(file) not in read_before]:
@@ -195,21 +180,9 @@ def _size(path: Path) -> int:
         return 0
 
 
-def is_stdin(source: str) -> bool:
-    """Returns whether a source is standard input."""
-    return source == STDIN or source.startswith(_STDIN_OF_KIND)
-
-
 def is_here(source: str) -> bool:
     """Returns whether only this process has the text of a source, or reads it faster."""
     return source == "docs:" or source.startswith("memory://")
-
-
-def _kind_of_stdin(source: str) -> tuple[str, str]:
-    kind = (".txt", "") if source == STDIN else kind_of(source)
-    if kind is None:
-        raise UsageError(f"{source}: write {_STDIN_OF_KIND} and one of {kinds()}")
-    return kind
 
 
 def _resolved(file: AnyFile) -> AnyFile:

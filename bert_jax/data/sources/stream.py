@@ -63,8 +63,6 @@ class SourceOptions:
     # Tables: the names of the columns, if the first line does not contain them. A last `...`
     # ignores further cells.
     columns: tuple[str, ...] = ()
-    # The file that standard input was copied to.
-    stdin: Path | None = None
     # The directory of the corpus: its files are not read, even if a glob matches them.
     outside: Path | None = None
 

@@ -265,7 +265,7 @@ def test_notes_reach_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("runner", "sources", "output", "message"),
     [
-        ("DirectRunner", ["-"], "c", "`source` - is only on this machine"),
+        ("DirectRunner", ["docs:"], "c", "`source` docs: is only on this machine"),
         ("DataflowRunner", ["a.txt"], "gs://b/c", "`source` a.txt: Dataflow reads from"),
         ("DataflowRunner", ["gs://b/a.txt"], "c", "`output` c: Dataflow writes to"),
         ("dataflow", ["a.txt"], "gs://b/c", "`source` a.txt: Dataflow reads from"),

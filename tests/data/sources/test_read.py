@@ -1,7 +1,6 @@
-"""Sources: files of folders and globs, standard input, TensorFlow data sets."""
+"""Sources: files of folders and globs, TensorFlow data sets."""
 
 import gzip
-import io
 import json
 import os
 import subprocess
@@ -268,42 +267,6 @@ def test_all_bad_files_are_listed_and_may_be_skipped(mixed, tmp_path, capsys):
     manifest = json.loads((tmp_path / "bad/corpus.json").read_text())
     assert manifest["skipped_files"].keys() == {str(mixed / n) for n in ("e.txt.gz", "f.csv")}
     assert manifest["skipped_records"] == {str(mixed / n): 1 for n in ("a.txt", "d.jsonl")}
-
-
-@pytest.mark.parametrize("source", ["-", "stdin:.JSONL.gz"])
-def test_standard_input(mixed, tmp_path, monkeypatch, capsys, source):
-    name = "sub/b.txt" if source == "-" else "c.jsonl"
-    data = (mixed / name).read_bytes()
-    assert main(_command(mixed / name, tmp_path / "file")) == 0
-    for again in (False, True):
-        packed = data if source == "-" else gzip.compress(data)
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(packed)))
-        assert main(_command(source, tmp_path / "piped")) == 0
-        assert ("is finished already" in capsys.readouterr().err) == again
-    found, expected = (
-        json.loads((tmp_path / output / "corpus.json").read_text()) for output in ("piped", "file")
-    )
-    assert found.pop("sources") == [source] != expected.pop("sources")
-    assert found == expected
-    assert not (tmp_path / "piped/.parts").exists()
-
-
-@pytest.mark.parametrize(
-    ("sources", "data", "expected"),
-    [
-        (["-"], b"\n\nab\xff", "standard input, line 3: not UTF-8"),
-        (["stdin:.jsonl"], b"nothing", "standard input, line 1: not JSON"),
-        (["stdin:.pdf"], b"", "stdin:.pdf: write stdin: and one of .txt, .jsonl, .csv"),
-        (["-", "stdin:.csv"], b"", "- and stdin:.csv: standard input can be read only once"),
-        (["-"], None, "`source` -: standard input is closed"),
-    ],
-)
-def test_invalid_uses_of_standard_input(tmp_path, monkeypatch, sources, data, expected):
-    stream = None if data is None else io.TextIOWrapper(io.BytesIO(data))
-    monkeypatch.setattr(sys, "stdin", stream)
-    with pytest.raises(UsageError) as caught:
-        prepare(sources, tmp_path / "c", workers=1)
-    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize("layout", ["names", "folders"])

@@ -81,8 +81,6 @@ def test_a_cached_name_is_its_directory(cache, exported, trained, tmp_path):
         ("/a/hub/datasets--text/snapshots/c0/*.parquet", "@c0/*.parquet", "text"),
         ("/a/datasets--text/a.txt", "a.txt", None),
         ("in/a: part/b.txt", "b.txt", None),
-        ("-", "-", None),
-        ("stdin:.jsonl", "stdin:.jsonl", None),
         ("docs:", "docs:", None),
         ("tfds:glue/sst2", "tfds:glue/sst2", "nyu-mll/glue"),
         ("tfds:squad/v2.0:train", "tfds:squad/v2.0:train", "rajpurkar/squad_v2"),
