@@ -1,6 +1,5 @@
 """Language codes."""
 
-import difflib
 import functools
 
 from bert_jax.errors import UsageError
@@ -8,21 +7,6 @@ from bert_jax.errors import UsageError
 # The default language for splitting sentences; manifests omit it.
 DEFAULT = "en"
 
-# The English names of the most frequently used languages.
-NAMES = {
-    "am": "Amharic", "ar": "Arabic", "be": "Belarusian", "bg": "Bulgarian", "bn": "Bengali",
-    "bo": "Tibetan", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek",
-    "en": "English", "es": "Spanish", "et": "Estonian", "fa": "Persian", "fi": "Finnish",
-    "fr": "French", "gu": "Gujarati", "he": "Hebrew", "hi": "Hindi", "hr": "Croatian",
-    "hu": "Hungarian", "hy": "Armenian", "id": "Indonesian", "it": "Italian", "ja": "Japanese",
-    "ka": "Georgian", "kk": "Kazakh", "km": "Khmer", "kn": "Kannada", "ko": "Korean", "lo": "Lao",
-    "lt": "Lithuanian", "lv": "Latvian", "ml": "Malayalam", "mr": "Marathi", "ms": "Malay",
-    "my": "Burmese", "ne": "Nepali", "nl": "Dutch", "no": "Norwegian", "pa": "Punjabi",
-    "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "si": "Sinhala",
-    "sk": "Slovak", "sl": "Slovenian", "sr": "Serbian", "sv": "Swedish", "sw": "Swahili",
-    "ta": "Tamil", "te": "Telugu", "th": "Thai", "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu",
-    "uz": "Uzbek", "vi": "Vietnamese", "zh": "Chinese",
-}  # fmt: skip
 # ISO 639-1 codes, and the longer codes that the segmenter maps to the rules of a related language:
 # the keys of `LANGUAGE_FALLBACKS` in src/languages/fallbacks.rs of wikimedia/sentencex, without
 # variants of writing.
@@ -47,21 +31,13 @@ _CODES = """
 def canonical(code: str) -> str:
     """Returns a language code without country or script: `de` for `de-AT`, `zh` for `zh_TW`.
 
-    Raises UsageError for an unknown code, with the language of the closest English name.
+    Raises UsageError for an unknown code.
     """
     lowered = code.strip().lower().replace("_", "-").partition(".")[0]
     for found in (lowered, lowered.partition("-")[0]):
         if found in _known():
             return found
-    names = {name.lower(): known for known, name in NAMES.items()}
-    near = difflib.get_close_matches(lowered, names, n=1)
-    meant = f"; did you mean {describe(names[near[0]])}?" if near else ""
-    raise UsageError(f"`language` {code} is not a code of ISO 639-1, such as de, ja or th{meant}")
-
-
-def describe(code: str) -> str:
-    """Returns a code with its name if the name is known: `German (de)`."""
-    return f"{NAMES[code]} ({code})" if code in NAMES else code
+    raise UsageError(f"`language` {code} is not a code of ISO 639-1, such as de, ja or th")
 
 
 @functools.cache

@@ -88,6 +88,6 @@ def note_other_language(text: str) -> None:
     code = guess(text)
     if code != codes.DEFAULT:
         note(
-            f"the text looks like {codes.describe(code)}, but its sentences are split by the rules "
-            f"of English; set `language` {code} to use its rules, `language` en to confirm English"
+            f"the text looks like {code}, but its sentences are split by the rules of English; set "
+            f"`language` {code} to use its rules, `language` en to confirm English"
         )

@@ -182,18 +182,14 @@ def test_codes_as_people_write_them(given, code):
     assert codes.canonical(given) == code
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [("german", "German (de)"), ("Japanise", "Japanese (ja)"), ("hindi", "Hindi (hi)"),
-     ("", "such as de, ja or th"), ("???", "such as de, ja or th")],
-)  # fmt: skip
-def test_an_unknown_code_is_rejected_with_a_suggestion(given, meant):
-    with pytest.raises(UsageError, match=re.escape(meant)):
+@pytest.mark.parametrize("given", ["german", "szll", "", "???"])
+def test_an_unknown_code_is_rejected(given):
+    with pytest.raises(UsageError, match="not a code of ISO 639-1, such as de, ja or th"):
         codes.canonical(given)
 
 
-def test_every_language_that_is_named_or_guessed_has_a_code():
-    known = {*codes.NAMES, *guess._WORDS, *guess._OF_SCRIPT.values()}
+def test_every_language_that_is_guessed_has_a_code():
+    known = {*guess._WORDS, *guess._OF_SCRIPT.values()}
     assert all(codes.canonical(code) == code for code in known)
 
 
@@ -234,7 +230,7 @@ def test_a_corpus_keeps_its_language_and_english_ones_compare_equal(tmp_path, ca
         return manifest, capsys.readouterr().err
 
     plain, said = prepare("plain")
-    assert said.count("--language de") == 1 and "looks like German (de)" in said
+    assert said.count("--language de") == 1 and "looks like de, but" in said
     english, said = prepare("english", "--language", "en")
     assert "looks like" not in said
     assert english["options"] == plain["options"] | {"language": "en"}
@@ -247,4 +243,4 @@ def test_a_corpus_keeps_its_language_and_english_ones_compare_equal(tmp_path, ca
     assert main([*command, "--output-dir", str(tmp_path / "german")]) == 2
     assert "language" in capsys.readouterr().err
     assert main([*command, "--output-dir", str(tmp_path / "x"), "--language", "german"]) == 2
-    assert "--language german" in (said := capsys.readouterr().err) and "German (de)" in said
+    assert "--language german is not a code" in capsys.readouterr().err
