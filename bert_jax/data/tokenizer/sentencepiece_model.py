@@ -52,9 +52,6 @@ FAIRSEQ = {
     "Camembert": (("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"), 1),
 }
 _FAIRSEQ_UNKNOWN = 3
-# A number with a trailing comma, which ALBERT's code splits in two (google-research/albert
-# tokenization.py, encode_pieces).
-_NUMBER_COMMA = re.compile(r"\d,$")
 # Expected counts are summed in this many fixed shares, one thread per share: the result depends on
 # the number of shares, not on cores or thread timing. 16 is the library's default.
 _TRAINING_SHARES = 16
@@ -115,9 +112,9 @@ def _training_error(message: str, vocab_size: int) -> UsageError:
     return UsageError(f"SentencePiece could not be trained on this text: {message.strip()}")
 
 
-def load(path: Path, config: dict[str, Any], lowercase: bool | None) -> Any:
-    """Returns the backend of a `.model`. ALBERT's normalizer prepares text if `lowercase`; None
-    takes the setting from `config` (tokenizer_config.json), else from the class that it names.
+def load(path: Path, config: dict[str, Any]) -> Any:
+    """Returns the backend of a `.model` for the class that `config` (tokenizer_config.json) or
+    config.json names.
     """
     try:
         serialised = path.read_bytes()
@@ -128,10 +125,6 @@ def load(path: Path, config: dict[str, Any], lowercase: bool | None) -> Any:
     backend = convert(serialised, source=str(path), family=family)
     if family in FAIRSEQ:
         byte_level_bpe.pair_as_roberta(backend)
-    if lowercase is None:
-        lowercase = tokenizer_files.with_implied(config, kind).get("do_lower_case")
-    if lowercase:
-        backend.normalizer = albert_normalizer(backend.normalizer)
     return backend
 
 
@@ -139,9 +132,9 @@ def convert(serialised: bytes, *, source: str, family: str | None = None) -> Any
     """Returns the `tokenizers.Tokenizer` that encodes as the model does. Errors name `source`.
 
     `family` is the model's class in transformers without "Tokenizer": XLMRoberta and Camembert have
-    separate ids (`FAIRSEQ`), and Albert splits a comma off a number. In all three a word may begin
-    after a special token, and the mask absorbs the space before it. Raises `UsageError` for bytes
-    that are not a complete SentencePiece model, and for model types other than unigram.
+    separate ids (`FAIRSEQ`). In both a word may begin after a special token, and the mask absorbs
+    the space before it. Raises `UsageError` for bytes that are not a complete SentencePiece model,
+    and for model types other than unigram.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models
     from tokenizers import normalizers as normalizing
@@ -162,10 +155,7 @@ def convert(serialised: bytes, *, source: str, family: str | None = None) -> Any
         raise UsageError(f"{source} has {len(unknown)} unknown pieces; a model has exactly one")
 
     pieces, unknown_id, mask = _scored(model.pieces), unknown[0], "[MASK]"
-    if family == "Albert":
-        # transformers 4.57, AlbertConverter: a piece with such a low score is never chosen.
-        pieces = [(p, score - 100 * bool(_NUMBER_COMMA.search(p))) for p, score in pieces]
-    elif family in FAIRSEQ:
+    if family in FAIRSEQ:
         (first, dropped), unknown_id, mask = FAIRSEQ[family], _FAIRSEQ_UNKNOWN, "<mask>"
         unscored = [(name, -100.0 * (name == "<unk>NOTUSED")) for name in first]
         pieces = [*unscored, *pieces[dropped:], (mask, 0.0)]
@@ -251,19 +241,3 @@ def stripping(own: Any) -> Any:
 
     steps = [normalizers.NFD(), normalizers.StripAccents()]
     return normalizers.Sequence(steps if own is None else [*steps, own])
-
-
-def albert_normalizer(own: Any) -> Any:
-    """Returns ALBERT's text normalizer (google-research/albert tokenization.py), then `own`."""
-    from tokenizers import normalizers
-
-    return normalizers.Sequence(
-        [
-            normalizers.Replace("``", '"'),
-            normalizers.Replace("''", '"'),
-            normalizers.NFKD(),
-            normalizers.StripAccents(),
-            normalizers.Lowercase(),
-            own,
-        ]
-    )

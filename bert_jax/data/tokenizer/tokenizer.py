@@ -295,10 +295,9 @@ def load_tokenizer(
     A directory is searched for tokenizer.json, vocab.txt, vocab.json and one `.model`, in this
     order; a workdir or a step in it for its tokenizer. For a `vocab.txt`, `lowercase` None reads
     tokenizer_config.json in the same directory, else infers the case from the entries (casing.py)
-    with a note. For a `.model`, true applies ALBERT's normalizer (quotes, accents, case) first.
-    `strip_accents` controls marks; None strips them if a `vocab.txt` lower-cases text. A
-    `tokenizer.json` or `vocab.json` defines both settings, and a `.model` its marks: the arguments
-    are only compared with them. Raises `UsageError` for a tokenizer that cannot be loaded.
+    with a note. `strip_accents` controls marks; None strips them if a `vocab.txt` lower-cases text.
+    The other files define both settings: the arguments are only compared with them. Raises
+    `UsageError` for a tokenizer that cannot be loaded.
     """
     path = hub.located(path)
     file = tokenizer_files.find(path) if path.is_dir() else path
@@ -315,6 +314,8 @@ def load_tokenizer(
         ours = special_tokens.examples(backend)
         special_tokens.note_other_forms(theirs, ours, source=str(file))
     tokenizer_files.require_extra_tokens(file, config, tokenizer.special_names)
+    if file.suffix == ".model" and lowercase is None:
+        lowercase = config.get("do_lower_case") or None
     case = "lower-cases" if tokenizer.lowercase else "keeps the case of"
     accents = "strips accents from" if tokenizer.strips_accents else "keeps accents in"
     for option, asked, found, does in (
@@ -346,8 +347,7 @@ def _loaded(
     if _is_whole(path):
         return _load_json(path, config)
     if path.suffix == ".model":
-        backend = sentencepiece_model.load(path, config, lowercase)
-        return backend, special_tokens.configured(config)
+        return sentencepiece_model.load(path, config), special_tokens.configured(config)
     if strip_accents is not None:
         config = {**config, "strip_accents": strip_accents}
     return wordpiece_model.load(path, config, lowercase)

@@ -25,7 +25,7 @@ _WORDPIECE = (
     *("MobileBert", "SqueezeBert"),
 )
 _BYTE_LEVEL = ("Roberta", "Bart", "GPT2", "LED", "Longformer")
-_SENTENCEPIECE = ("XLMRoberta", "Camembert", "Albert")
+_SENTENCEPIECE = ("XLMRoberta", "Camembert")
 GENERIC = ("PreTrained", "TokenizersBackend")  # read tokenizer.json unchanged
 # The classes that transformers cannot write as tokenizer.json, because a program splits text first.
 _SLOW = (
@@ -45,7 +45,6 @@ _BERT = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars":
 _IMPLIED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_WORDPIECE, _BERT),
     **{kind: {"add_prefix_space": False} for kind in _BYTE_LEVEL},
-    "Albert": {"do_lower_case": True},
 }
 # No embedding has more rows. A stray higher id would cost memory and time for all ids below it.
 _HIGHEST_ID = (1 << 24) - 1

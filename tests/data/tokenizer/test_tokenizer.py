@@ -676,11 +676,13 @@ def test_no_space_is_added_after_a_mask(sentencepiece):
     assert sentencepiece.encode("  ba") == sentencepiece.encode("ba")
 
 
-def test_albert_preparation_of_a_model(tmp_path):
+def test_a_model_defines_its_case(tmp_path):
     path = model_file(tmp_path / "m.model")
-    plain, prepared = load_tokenizer(path), load_tokenizer(path, lowercase=True)
-    assert prepared.lowercase and not plain.lowercase and prepared.hash != plain.hash
-    assert prepared.encode("BÀ ``ke''") == plain.encode('ba "ke"') != plain.encode("BÀ ``ke''")
+    with pytest.raises(UsageError, match="keeps the case of text; it cannot"):
+        load_tokenizer(path, lowercase=True)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    with pytest.raises(UsageError, match="keeps the case of text; it cannot"):
+        load_tokenizer(path)
     folding = model_file(tmp_path / "f.model", normalization_rule_name="nmt_nfkc_cf")
     with pytest.raises(UsageError, match="lower-cases text; it cannot"):
         load_tokenizer(folding, lowercase=False)
