@@ -53,31 +53,24 @@ class Folder:
 
     def has(self, name: str) -> bool:
         """Returns whether a file with this name exists."""
-        if not self.is_address:
-            return (self.path / name).is_file()
-        with address.failures(self.place):
-            return self._system.exists(self._remote(name))
+        with self._reached(name) as (system, path):
+            return system.exists(path)
 
     def names(self) -> set[str]:
         """Returns the names of the folders and of the complete files in the folder."""
-        if not self.is_address:
-            found = {path.name for path in self.path.iterdir()} if self.path.is_dir() else ()
-            return {name for name in found if not name.endswith(_UNFINISHED)}
-        root = self._remote("")
-        with address.failures(self.place):
+        with self._reached() as (system, root):
             try:
-                listed = self._system.ls(root, detail=False)
+                listed = [name.rstrip("/") for name in system.ls(root, detail=False)]
             except FileNotFoundError:
                 return set()
         # An empty object may stand for the folder itself.
-        return {name.rstrip("/").rpartition("/")[2] for name in listed if name.rstrip("/") != root}
+        names = {name.rpartition("/")[2] for name in listed if name != root}
+        return {name for name in names if not name.endswith(_UNFINISHED)}
 
     def read(self, name: str) -> bytes:
         """Returns the content of a file."""
-        if not self.is_address:
-            return (self.path / name).read_bytes()
-        with address.failures(f"{self.place}/{name}"):
-            return self._system.cat_file(self._remote(name))
+        with self._reached(name) as (system, path):
+            return system.cat_file(path)
 
     def read_several(self, names: Sequence[str]) -> Iterator[bytes]:
         """Yields the contents of files, reading several at the same time."""
@@ -100,8 +93,8 @@ class Folder:
             with tempfile.NamedTemporaryFile() as stream:
                 yield stream
                 stream.flush()
-                with address.failures(f"{self.place}/{name}"):
-                    self._system.put_file(stream.name, self._remote(name))
+                with self._reached(name) as (system, path):
+                    system.put_file(stream.name, path)
             return
         file = self.path / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -130,20 +123,17 @@ class Folder:
     def remove(self, names: Sequence[str]) -> None:
         """Removes files, some of which may be absent."""
         for name in names:
-            if not self.is_address:
-                (self.path / name).unlink(missing_ok=True)
-            elif self.has(name):
-                with address.failures(self.place):
-                    self._system.rm_file(self._remote(name))
+            with self._reached(name) as (system, path), contextlib.suppress(FileNotFoundError):
+                system.rm_file(path)
 
     def remove_all(self) -> None:
         """Removes the folder with everything in it."""
         if not self.is_address:
             shutil.rmtree(self.place, ignore_errors=True)
             return
-        with address.failures(self.place):
-            if self._system.exists(self._remote("")):
-                self._system.rm(self._remote(""), recursive=True)
+        with self._reached() as (system, path):
+            if system.exists(path):
+                system.rm(path, recursive=True)
 
     def remove_unfinished(self) -> None:
         """Removes incomplete files on disk, which remain if a process is killed."""
@@ -151,14 +141,15 @@ class Folder:
             for file in self.path.rglob(f"*{_UNFINISHED}"):
                 file.unlink(missing_ok=True)
 
-    def _remote(self, name: str) -> str:
-        return f"{self._system._strip_protocol(self.place).rstrip('/')}/{name}".rstrip("/")
-
-    @property
-    def _system(self) -> Any:
-        system = address.file_system(self.place.partition("://")[0])
+    @contextlib.contextmanager
+    def _reached(self, name: str = "") -> Iterator[tuple[Any, str]]:
+        """Yields the file system, and the path of a file in it, or of the folder."""
+        system = address.file_system(self.place.partition("://")[0] if self.is_address else "file")
         system.invalidate_cache()  # other machines write to the folder
-        return system
+        path = f"{system._strip_protocol(self.place).rstrip('/')}/{name}".rstrip("/")
+        named = f"{self.place}/{name}".rstrip("/")
+        with address.failures(named) if self.is_address else contextlib.nullcontext():
+            yield system, path
 
 
 # --- the folder that `prepare` writes to ----------------------------------------------------------
