@@ -126,31 +126,15 @@ def is_byte_level(backend: Any) -> bool:
     return '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["pre_tokenizer"])
 
 
-def with_special_tokens(backend: Any, names: dict[str, str], *, source: str) -> dict[str, str]:
-    """Adds RoBERTa's special tokens to a backend without any, such as GPT-2's, as its last ids, and
-    prints a note. `names` maps roles to known tokens; returns the mapping for all known roles.
-
-    If only the unknown token is missing, as in the vocabularies of Llama and EuroBERT, the padding
-    token takes its role: every byte has a token, and the model has no embedding for another id.
+def with_unknown_token(backend: Any, names: dict[str, str]) -> dict[str, str]:
+    """Returns the special tokens by role, with the padding token in the role of the unknown token
+    if only this role is missing, as in the vocabularies of Llama and EuroBERT: every byte has a
+    token, and the model has no embedding for another id.
     """
-    from tokenizers import AddedToken
-
     vocab = backend.get_vocab(with_added_tokens=True)
-    if any(name in vocab for usual in special_tokens.USUAL.values() for name in usual):
-        return names
-    added = [token for role, token in _SPECIALS.items() if role not in names]
-    if added == [_SPECIALS["unk"]]:
+    is_missing = not any(name in vocab for name in special_tokens.USUAL["unk"])
+    if is_missing and special_tokens.USUAL.keys() - names == {"unk"}:
         return names | {"unk": names["pad"]}
-    if not added:
-        return names
-    backend.add_special_tokens(
-        [AddedToken(token, lstrip=token == _SPECIALS["mask"], normalized=False) for token in added]
-    )
-    first, last = (backend.token_to_id(token) for token in (added[0], added[-1]))
-    note_once(
-        f"{source} has no special tokens: {' '.join(added)} are added as ids {first} to {last}"
-    )
-    pair_as_roberta(backend)
     return names
 
 

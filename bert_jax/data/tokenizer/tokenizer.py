@@ -85,7 +85,7 @@ class Tokenizer:
         self.is_byte_level = self.kind == "bpe" and byte_level_bpe.is_byte_level(backend)
         names = names or {}
         if self.is_byte_level:
-            names = byte_level_bpe.with_special_tokens(backend, names, source=source)
+            names = byte_level_bpe.with_unknown_token(backend, names)
         vocab = backend.get_vocab(with_added_tokens=True)
         tokenizer_files.require_ids(vocab, source)
         self._names = special_tokens.find(vocab, names, source, kind=self.kind)

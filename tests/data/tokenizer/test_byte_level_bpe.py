@@ -145,38 +145,6 @@ def test_conflicting_settings_for_the_space_before_a_text(saved, tmp_path, writt
         load_tokenizer(tmp_path / "two")
 
 
-def without_special_tokens(pair: Path) -> None:
-    """GPT-2's: the only special token is the last one, which ends a text."""
-    vocab = json.loads((pair / "vocab.json").read_text("utf-8"))
-    plain = [token for token in vocab if not token.startswith("<") or len(token) < 3]
-    numbered = {token: i for i, token in enumerate([*plain, "<|endoftext|>"])}
-    (pair / "vocab.json").write_text(json.dumps(numbered, ensure_ascii=False), encoding="utf-8")
-
-
-@pytest.mark.parametrize("form", ["two files", "tokenizer.json"])
-def test_gpt2_gets_special_tokens_as_its_last_ids(pair, tmp_path, capsys, form):
-    transformers = pytest.importorskip("transformers", reason="needs the `dev` extra")
-    without_special_tokens(pair)
-    theirs = transformers.GPT2TokenizerFast.from_pretrained(pair)
-    folder = pair
-    if form == "tokenizer.json":
-        folder = tmp_path / "whole"
-        theirs.save_pretrained(folder)
-    ours = load_tokenizer(folder)
-    size = len(theirs)
-    for line in LINES:
-        if "<" not in line:
-            assert ours.encode(line)[1:-1] == theirs(line).input_ids, ascii(line)
-    special = ours.special
-    assert (special.cls, special.pad, special.sep) == (size, size + 1, size + 2)
-    # transformers saves the last token as the unknown token, which is never used.
-    last = (size + 3, size + 4) if form == "two files" else (size - 1, size + 3)
-    assert (special.unk, special.mask) == last
-    assert ours.pair_separators == 2 and "are added as ids" in capsys.readouterr().err
-    ours.save(tmp_path / "again")
-    assert load_tokenizer(tmp_path / "again").hash == ours.hash
-
-
 @pytest.fixture
 def llama(tmp_path):
     """A directory like EuroBERT's: custom names, and no unknown token, which no text needs if the
