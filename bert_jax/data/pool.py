@@ -87,23 +87,22 @@ class Pool:
         function: Callable[..., Any],
         arguments: Iterable[tuple[Any, ...]],
         *,
-        is_here: Callable[[tuple[Any, ...]], bool] = lambda _: False,
+        is_here: bool = False,
         watch: Callable[[], None] = lambda: None,
     ) -> Iterator[Any]:
         """Yields the results in the order of the arguments, which are consumed lazily, and between
         them the results of offered tasks.
 
-        Tasks for which `is_here(arguments)` is true run in this process. `watch` is called from
-        time to time. Raises the first error of a task, and BertJaxError if a process was killed.
+        With `is_here` the tasks run in this process. `watch` is called from time to time. Raises
+        the first error of a task, and BertJaxError if a process was killed.
         """
         self.counts[:], self._watch = [0, 0, 0], watch
-        left = iter(arguments)
+        left, run = iter(arguments), self._run_here if is_here else self._submit
         if self.workers == 1:
             yield from (self._run_here(function, each).result() for each in left)
             return
         while True:
             for each in islice(left, max(0, _AHEAD * self.workers - len(self._waiting))):
-                run = self._run_here if is_here(each) else self._submit
                 self._waiting.append(run(function, each))
             # Checked before the next result is ready, because earlier tasks may take hours.
             if self._failed is not None:

@@ -67,13 +67,12 @@ def _counts(_: object, number: int) -> int:
     return number
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_results_come_in_order_and_counts_are_seen(workers):
-    """The results of tasks that only this process can run keep their order among the others."""
+@pytest.mark.parametrize(("workers", "is_here"), [(1, False), (2, False), (2, True)])
+def test_results_come_in_order_and_counts_are_seen(workers, is_here):
     with Pool(workers) as pool:
         for _ in range(2):
             jobs = [(number,) for number in range(30)]
-            found = pool.map(_counts, jobs, is_here=lambda job: job[0] % 7 == 3)
+            found = pool.map(_counts, jobs, is_here=is_here)
             assert list(found) == [*range(30)]
             assert pool.counts == [30, sum(range(30)), 0]
 
@@ -91,7 +90,7 @@ def _squares(_: object, number: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("is_here", [False, True])
 def test_a_task_hands_work_to_idle_processes(is_here):
     with Pool(3) as pool:
-        results = pool.map(_splits, [([*range(40)],)], is_here=lambda _: is_here)
+        results = pool.map(_splits, [([*range(40)],)], is_here=is_here)
         found = [each for result in results for each in result]
     assert sorted(square for square, _ in found) == [number * number for number in range(40)]
     assert len({process for _, process in found}) >= 3

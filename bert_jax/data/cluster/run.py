@@ -20,7 +20,6 @@ from bert_jax.data.corpus.options import CorpusOptions
 from bert_jax.data.corpus.pipeline import build
 from bert_jax.data.corpus.prepare import make
 from bert_jax.data.sources.address import KINDS, is_address
-from bert_jax.data.sources.read import is_here
 from bert_jax.errors import BertJaxError, UsageError, install_command
 from bert_jax.progress import Progress, note
 from bert_jax.worker import kill_descendants
@@ -69,7 +68,7 @@ def prepare_on(
 def _require_for_many(options: CorpusOptions, runner: str, output: str) -> None:
     """Raises UsageError for sources and outputs that other machines cannot access."""
     for source in (*options.source, *options.validation_source):
-        if is_here(source):
+        if source == "docs:":
             raise UsageError(
                 f"`source` {source} is only on this machine: name files that all workers can read, "
                 "for example in a bucket"

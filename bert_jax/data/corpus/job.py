@@ -48,11 +48,6 @@ class Unit:
     readers: tuple[Reader, ...]
     is_held_out: bool
 
-    @property
-    def is_here(self) -> bool:
-        """Returns whether only this process can read the unit."""
-        return any(reader.is_here for reader in self.readers)
-
     def texts(self, without: Iterable[str]) -> Iterator[bytes]:
         """Yields the texts of the unit in UTF-8, except those of the files named in `without`.
 

@@ -54,8 +54,7 @@ class LocalEngine:
             # Starting a process takes a second, as long as all stages of a short text. These, and
             # single tasks, therefore run in this process.
             is_short = self._documents is not None and self._bytes < 2 * self._job.part_bytes
-            is_alone = len(found) == 1 and stage is not encode.encode
-            is_here = (lambda _: True) if is_short or is_alone else _is_here
+            is_here = is_short or len(found) == 1
             arguments = ((stage, *element, *values) for element in found)
             for result in self._pool.map(listed, arguments, is_here=is_here, watch=watch):
                 yield from result
@@ -116,7 +115,3 @@ class LocalEngine:
         for result in self._each(stage, elements):
             found = merge([found, result])
         return found
-
-
-def _is_here(arguments: tuple[Any, ...]) -> bool:
-    return any(isinstance(each, Unit) and each.is_here for each in arguments)

@@ -19,7 +19,7 @@ from bert_jax.errors import BertJaxError, UsageError, brief, install_command
 from bert_jax.runtime import network
 
 # Kind of address -> the package that reads it.
-# `memory` is fsspec's store in this process, for tests and for text that a program creates.
+# `memory` is fsspec's store in this process, for tests.
 KINDS = {
     "gs": "gcsfs", "s3": "s3fs", "https": "aiohttp", "http": "aiohttp", "hf": "huggingface-hub",
     "memory": "fsspec",

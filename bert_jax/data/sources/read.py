@@ -42,7 +42,6 @@ class Reader:
     name: str  # in messages
     read: Callable[..., Iterable[Document]]
     size: int = 0  # bytes of the file, 0 if unknown
-    is_here: bool = False  # only this process has the text, or reads it faster than others
 
     def documents(self, findings: Findings | None = None) -> Iterator[Document]:
         """Yields the documents. Raises UsageError if the file cannot be read; with `findings`,
@@ -94,8 +93,7 @@ def readers_of(
     own = None if reading.outside is None else reading.outside.resolve()
     for source in sources:
         if source == "docs:":
-            # This process keeps the text for the second pass.
-            readers.append(Reader(source, _read_documentation, is_here=is_here(source)))
+            readers.append(Reader(source, _read_documentation))
         elif source.startswith("tfds:"):
             readers.append(Reader(source, functools.partial(_read_tfds, source, reading)))
         else:
@@ -114,7 +112,7 @@ def readers_of(
                 place = path.absolute() if is_local else path
                 read = functools.partial(_read_file, place, path, kind, reading)
                 size = _size(path) if is_local else 0
-                readers.append(Reader(str(path), read, size, is_here(source)))
+                readers.append(Reader(str(path), read, size))
     require_packages(endings)
     return readers
 
@@ -178,11 +176,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:  # reading reports the reason
         return 0
-
-
-def is_here(source: str) -> bool:
-    """Returns whether only this process has the text of a source, or reads it faster."""
-    return source == "docs:" or source.startswith("memory://")
 
 
 def _resolved(file: AnyFile) -> AnyFile:
