@@ -120,7 +120,7 @@ $(VENV)-beam/.there: $(VENV)/.dev
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile "$$($(BIN)/python -m bert_jax.data.cluster.package $(@D) gcs near-duplicates)" 'apache-beam[gcp]' pytest rich
 	touch $@
 
-beam: $(VENV)-beam/.there  ## corpora made by Apache Beam: equal bytes, workers killed, none there
+beam: $(VENV)-beam/.there  ## corpora made by Apache Beam: equal bytes, jobs killed, none there
 	$(VENV)-beam/bin/python -m pytest --noconftest -W default -m beam $(call marked,beam)
 
 parity: $(VENV)/.parity  ## numbers against transformers on torch

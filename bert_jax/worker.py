@@ -1,13 +1,11 @@
 """Worker processes of a command: they end with it, and ignore signals."""
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
-from pathlib import Path
 
 
 def prepare_for_workers() -> None:
@@ -23,25 +21,6 @@ def prepare_for_workers() -> None:
         resource_tracker.ensure_running()
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL if heard is None else heard)
-
-
-def kill_descendants(command: bytes) -> None:
-    """Kills the descendant processes with this text in their command line, for libraries that
-    cannot end them. Without /proc, the processes detect themselves that this one is gone.
-    """
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has already ended
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    for process in parents:
-        above = process
-        while above in parents and above != os.getpid():
-            above = parents[above]
-        with contextlib.suppress(OSError):
-            if above == os.getpid() != process and (
-                command in Path(f"/proc/{process}/cmdline").read_bytes()
-            ):
-                os.kill(process, signal.SIGKILL)
 
 
 def begin() -> None:

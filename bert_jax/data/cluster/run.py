@@ -22,7 +22,6 @@ from bert_jax.data.corpus.prepare import make
 from bert_jax.data.sources.address import KINDS, is_address
 from bert_jax.errors import BertJaxError, UsageError, install_command
 from bert_jax.progress import Progress, note
-from bert_jax.worker import kill_descendants
 
 # The seconds for which the job's folder may be unreachable from this machine.
 _UNHEARD = 900.0
@@ -31,7 +30,7 @@ _WITHOUT_CONTAINERS = ("EXTERNAL", "PROCESS", "LOOPBACK")
 _NEAR, _FAR = 0.5, 5.0
 # The class that runs `DirectRunner`: Beam would download another program for it.
 _DIRECT = "DirectRunner"
-_LOCAL = "bert_jax.data.cluster.direct_runner.DirectRunner"
+_LOCAL = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 _DATAFLOW = "DataflowRunner"
 _RUNNERS = (_DIRECT, _DATAFLOW, "FlinkRunner", "SparkRunner", "PortableRunner")
 _FAILURE = "failure.txt"
@@ -114,8 +113,6 @@ def _run(runner: str, pipeline: Any, job: Job, units: list[Unit]) -> None:
                 job_there.cancel()
             except Exception as error:
                 note(f"the job could not be cancelled, and may still run: {error}")
-        if runner == _DIRECT:
-            _kill_workers()
         raise
     (error,) = ended
     if error is None:
@@ -142,6 +139,7 @@ def pipeline_of(runner: str, flags: Sequence[str], extras: Sequence[str], folder
         package = "apache-beam[gcp]" if runner == _DATAFLOW else "apache-beam"
         raise UsageError(f"`runner` needs Apache Beam: {install_command(package)}") from error
     from apache_beam.options.pipeline_options import (  # pyright: ignore[reportMissingImports]
+        DirectOptions,
         PipelineOptions,
         PortableOptions,
     )
@@ -160,6 +158,11 @@ def pipeline_of(runner: str, flags: Sequence[str], extras: Sequence[str], folder
             raise
         reason = message.getvalue().strip().rpartition("error: ")[2]
         raise UsageError(f"`runner` {runner}: {reason}") from error
+    mode = options.view_as(DirectOptions).direct_running_mode
+    if runner == _DIRECT and mode == "multi_processing":  # Ctrl-C would not end its processes
+        raise UsageError(
+            f"`runner` {runner} runs in this process, not in direct_running_mode {mode}"
+        )
     # Only the programs of Flink and Spark know some of their options.
     unknown = sorted(every.keys() - options.get_all_options().keys())
     if unknown and runner in (_DATAFLOW, _DIRECT):
@@ -190,18 +193,6 @@ def extras_of(options: CorpusOptions, output: Folder) -> list[str]:
     extras = [KINDS.get(place.partition(":")[0]) for place in places]
     extras += ["near-duplicates"] if options.dedup_threshold is not None else []
     return sorted({extra for extra in extras if extra is not None})
-
-
-def _kill_workers() -> None:
-    """Kills the worker processes of this machine. The threads that wait for them print nothing."""
-    usual = threading.excepthook
-
-    def show(of: threading.ExceptHookArgs) -> None:
-        if of.thread is None or of.thread.name != "run_worker":
-            usual(of)
-
-    threading.excepthook = show
-    kill_descendants(_LOCAL.rpartition(".")[0].encode())
 
 
 def _wait(job: Job, thread: threading.Thread, units: int) -> None:

@@ -34,7 +34,6 @@ from tests.paths import ROOT
 pytest.importorskip("apache_beam")
 pytestmark = pytest.mark.beam
 
-PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 THREADS = ("--direct_running_mode=multi_threading", "--direct_num_workers=4")
 STAGES = ("look.look", "encode.encode", "shards.write")
 # Small parts, shards and units in all processes.
@@ -45,7 +44,7 @@ import functools, importlib, os, sys, time
 from bert_jax.data.corpus import job
 {"; ".join(f"job.{name} = {value}" for name, value in SMALL.items())}
 stage, marker = os.environ.get("FAULT_STAGE"), os.environ.get("FAULT_MARKER")
-if stage and "cluster.direct_runner" in " ".join(sys.orig_argv):
+if stage and "--runner" in sys.orig_argv:
     module, name = stage.split(".")
     module = importlib.import_module("bert_jax.data.corpus." + module)
     real = getattr(module, name)
@@ -126,9 +125,7 @@ def command(
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HUNG)
 
 
-@pytest.mark.parametrize(
-    "flags", [(), PROCESSES, THREADS], ids=["one process", "two processes", "four threads"]
-)
+@pytest.mark.parametrize("flags", [(), THREADS], ids=["one thread", "four threads"])
 def test_beam_makes_the_bytes_of_one_machine(tmp_path, sources, here, beginning, flags):
     done = command(sources, tmp_path / "c", "DirectRunner", *flags, environment=beginning)
     assert done.returncode == 0, done.stderr
@@ -148,7 +145,7 @@ def test_near_duplicates_are_those_of_one_machine(tmp_path, sources, beginning, 
     here = prepare(sources, tmp_path / "here", workers=1, dedup_threshold=0.7, **OPTIONS)
     assert sum(here.manifest["near_duplicate_documents"].values()) > 20
     done = command(
-        sources, tmp_path / "c", "DirectRunner", *PROCESSES,
+        sources, tmp_path / "c", "DirectRunner", *THREADS,
         environment=beginning, options=("--dedup-threshold", "0.7"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -169,7 +166,7 @@ def test_an_interrupted_job_resumes(tmp_path, sources, here, beginning, stage):
         beginning = beginning | {
             "FAULT_STAGE": "encode.encode_piece", "FAULT_MARKER": f"{marker}2"
         }  # fmt: skip
-    again = command(sources, output, "DirectRunner", *PROCESSES, environment=beginning)
+    again = command(sources, output, "DirectRunner", *THREADS, environment=beginning)
     assert again.returncode == 0, again.stderr
     assert is_equal(output, here)
 
@@ -177,7 +174,7 @@ def test_an_interrupted_job_resumes(tmp_path, sources, here, beginning, stage):
 def test_a_stage_error_is_one_line(tmp_path, sources, beginning):
     (tmp_path / "bad.jsonl").write_text("{broken\n")
     sources = [*sources, str(tmp_path / "bad.jsonl")]
-    done = command(sources, tmp_path / "c", "DirectRunner", *PROCESSES, environment=beginning)
+    done = command(sources, tmp_path / "c", "DirectRunner", *THREADS, environment=beginning)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "bad.jsonl, line 1: not JSON" in done.stderr.splitlines()[-1]
 
@@ -186,12 +183,12 @@ def test_a_stage_error_is_one_line(tmp_path, sources, beginning):
 def begun(
     sources: list[str], output: Path, environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
-    """Yields a job of two processes that runs."""
+    """Yields a job that runs."""
     words = [sys.executable, "-m", "bert_jax", "prepare", "--runner", "DirectRunner"]
     words += [word for source in sources for word in ("--source", source)]
     words += ["--output-dir", str(output), "--vocab-size", "140", "--validation-fraction", "0.05"]
     with subprocess.Popen(
-        [*words, "--", *PROCESSES],
+        [*words, "--", *THREADS],
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
@@ -210,24 +207,13 @@ def waited_for(is_true: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 42)])
-def test_workers_end_with_the_command(tmp_path, sources, beginning, number, code):
+def test_a_signal_ends_the_command(tmp_path, sources, beginning, number, code):
     """Ctrl-C, or a closed terminal: all processes receive the signal."""
     with begun(sources, tmp_path / "c", beginning) as process:
         waited_for(lambda: [*tmp_path.glob("c/.parts/try-*/found/*")])
         os.killpg(process.pid, number)
         _, error = process.communicate(timeout=HUNG)
     assert process.returncode == code and "Traceback" not in error
-    time.sleep(0.5)  # without being killed, they need three
-    assert not [*alive(process.pid)]
-
-
-def alive(group: int) -> Iterator[str]:
-    """Yields the command lines of the processes of a group that have not ended."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, of, *_ = stat.read_text().rpartition(")")[2].split()
-            if int(of) == group and state != "Z":
-                yield stat.with_name("cmdline").read_text()
 
 
 def free_port() -> int:
@@ -284,6 +270,7 @@ def test_the_options_of_a_runner_come_before_the_sources(tmp_path):
         (("direct_num_workers", "2"), "DirectRunner: 'direct_num_workers' is not an option"),
         (("--direct_num_workers", "2", "4"), "DirectRunner: '4' is not an option"),
         (("--direct_num_workers", "two"), "^`runner` DirectRunner: argument --direct_num_workers"),
+        (("--direct_running_mode=multi_processing",), "DirectRunner runs in this process"),
         ((), "none.txt: no such file"),
     ):
         with pytest.raises(UsageError, match=message):
