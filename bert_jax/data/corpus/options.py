@@ -73,9 +73,9 @@ class CorpusOptions:
     )
     strip_accents: Literal["auto", "yes", "no"] = setting(
         "auto",
-        "strip accents and other marks from letters. auto strips them for a trained wordpiece that "
-        "lower-cases, unless more than 1 % of the words would lose one; a loaded vocabulary keeps "
-        "its setting",
+        "strip accents and other marks from letters, with wordpiece. auto strips them for a "
+        "trained wordpiece that lower-cases, unless more than 1 % of the words would lose one; a "
+        "loaded vocabulary keeps its setting",
     )
     language: str | None = setting(
         None,
@@ -129,7 +129,7 @@ class CorpusOptions:
         self.reading(outside=None)  # checks the options of sources
         if self.tokenizer == "bpe" and self.lowercase:
             raise UsageError("`lowercase` does not apply to `tokenizer` bpe, which keeps case")
-        if self.tokenizer in _CASED and self.strip_accents == "yes":
+        if self.strip_accents == "yes" and self.tokenizer in KINDS[1:]:
             raise UsageError(f"`strip_accents` yes does not apply to `tokenizer` {self.tokenizer}")
         hint = did_you_mean(self.tokenizer, KINDS, cutoff=0.7)
         if hint and not self.trains and not Path(self.tokenizer).exists():

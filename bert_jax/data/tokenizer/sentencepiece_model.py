@@ -57,20 +57,14 @@ _FAIRSEQ_UNKNOWN = 3
 _TRAINING_SHARES = 16
 
 
-def train(
-    texts: list[str], *, vocab_size: int, lowercase: bool, strip_accents: bool = False
-) -> bytes:
+def train(texts: list[str], *, vocab_size: int, lowercase: bool) -> bytes:
     """Returns a serialized unigram model with [PAD] [UNK] [CLS] [SEP] [MASK] as ids 0 to 4.
 
-    Text is normalized by `nmt_nfkc`, or by `nmt_nfkc_cf` (case folding) if `lowercase`. With
-    `strip_accents` the training texts have their marks removed by `stripping`. Raises `UsageError`
-    with the smallest or largest possible size if `vocab_size` is out of range.
+    Text is normalized by `nmt_nfkc`, or by `nmt_nfkc_cf` (case folding) if `lowercase`. Raises
+    `UsageError` with the smallest or largest possible size if `vocab_size` is out of range.
     """
     import sentencepiece
 
-    if strip_accents:
-        stripped = stripping(None)
-        texts = [stripped.normalize_str(text) for text in texts]
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -233,11 +227,3 @@ def _parse(serialised: bytes, source: str) -> Any:
             raise UsageError(f"{source} is a SentencePiece model, but damaged: piece {number} is "
                              f"{brief(piece.piece)}, which is not UTF-8")  # fmt: skip
     return model
-
-
-def stripping(own: Any) -> Any:
-    """Returns a normalizer that strips marks as BERT does, then applies `own`."""
-    from tokenizers import normalizers
-
-    steps = [normalizers.NFD(), normalizers.StripAccents()]
-    return normalizers.Sequence(steps if own is None else [*steps, own])

@@ -24,8 +24,8 @@ def train_tokenizer(
     """Returns a vocabulary of at most `vocab_size` tokens; SentencePiece has exactly as many.
 
     `kind` is "wordpiece", "sentencepiece", "bpe" (in the layout of RoBERTa, always cased) or
-    "characters" (the most frequent ones). `strip_accents` None strips accents if WordPiece
-    lower-cases. In byte-level BPE the space before a word inside a text is part of the word. For
+    "characters" (the most frequent ones). `strip_accents` is for WordPiece; None strips accents if
+    it lower-cases. In byte-level BPE the space before a word inside a text is part of the word. For
     characters, a space is a token if a text contains white space between other characters;
     otherwise white space is dropped.
 
@@ -41,11 +41,8 @@ def train_tokenizer(
     elif kind == "characters":
         backend = characters.train(lines, vocab_size=vocab_size, lowercase=lowercase)
     elif kind == "sentencepiece":
-        case = {"lowercase": lowercase, "strip_accents": bool(strip_accents)}
-        model = sentencepiece_model.train(lines, vocab_size=vocab_size, **case)
+        model = sentencepiece_model.train(lines, vocab_size=vocab_size, lowercase=lowercase)
         backend = sentencepiece_model.convert(model, source="trained model")
-        if strip_accents:
-            backend.normalizer = sentencepiece_model.stripping(backend.normalizer)
     else:
         settings: dict[str, Any] = {
             "lowercase": lowercase,

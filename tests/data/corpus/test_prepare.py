@@ -345,7 +345,7 @@ def test_a_failed_command_leaves_no_files(tmp_path, vocabulary):
         ({"workers": 0}, "`workers` 0 must be at least 1"),
         ({"tokenizer": "wordpeice"}, "wordpeice is neither a kind nor a file"),
         ({"tokenizer": "bpe", "lowercase": True}, "`lowercase` does not apply to `tokenizer` bpe"),
-        ({"tokenizer": "characters", "strip_accents": "yes"}, "`strip_accents` yes does not apply"),
+        ({"tokenizer": "sentencepiece", "strip_accents": "yes"}, "does not apply to `tokenizer`"),
         ({"strip_accents": True}, "`strip_accents` True must be auto, yes or no"),
         ({"tokenizer": "characters", "dedup_threshold": 0.8}, "compares words"),
     ],
