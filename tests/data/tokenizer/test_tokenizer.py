@@ -17,10 +17,8 @@ from bert_jax.data.tokenizer.tokenizer import load_tokenizer, sentencepiece_mode
 from bert_jax.data.tokenizer.training import train_tokenizer
 from bert_jax.errors import UsageError
 from tests.limits import HUNG
-from tests.paths import GOLDEN as GOLDEN_FILES
 from tests.paths import ROOT
 
-GOLDEN = json.loads((GOLDEN_FILES / "tokenizer_legacy.json").read_text("utf-8"))
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SMALL = [*SPECIALS, "hello", "world", "un", "##believ", "##able", "play", "##ing", ",", "!", "é"]
 
@@ -89,24 +87,6 @@ def test_facts_of_the_original(tmp_path, lowercase, text, expected):
     tokenizer = load_tokenizer(path, lowercase=lowercase)
     (ids,) = tokenizer.encode_sentences([text])
     assert tokenizer.tokens(ids) == expected
-
-
-@pytest.mark.parametrize("name", ["uncased", "cased"])
-def test_ids_of_the_pure_python_tokenizer(tmp_path, name):
-    path = vocabulary(tmp_path, GOLDEN["vocabulary"])
-    ours = load_tokenizer(path, lowercase=name == "uncased").encode_sentences(GOLDEN["lines"])
-    different = [
-        line
-        for line, ids, expected in zip(GOLDEN["lines"], ours, GOLDEN["ids"][name], strict=True)
-        if ids != expected
-    ]
-    # That class composes letters and accents first, which the original does not, and which only
-    # matters if accents are kept; and Python handles the final sigma.
-    if name == "uncased":
-        assert [line for line in different if "Σ" not in line] == [] and len(different) == 1
-    else:
-        composed = [line for line in different if unicodedata.normalize("NFC", line) != line]
-        assert different == composed and len(different) == 3
 
 
 def test_special_tokens_are_single_ids_in_text(trained):
