@@ -294,8 +294,8 @@ def load_tokenizer(
 
     A directory is searched for tokenizer.json, vocab.txt, vocab.json and one `.model`, in this
     order; a workdir or a step in it for its tokenizer. For a `vocab.txt`, `lowercase` None reads
-    tokenizer_config.json in the same directory, else infers the case from the entries (casing.py)
-    with a note. `strip_accents` controls marks; None strips them if a `vocab.txt` lower-cases text.
+    tokenizer_config.json in the same directory, else infers the case from the entries
+    (casing.py). `strip_accents` controls marks; None strips them if a `vocab.txt` lower-cases text.
     The other files define both settings: the arguments are only compared with them. Raises
     `UsageError` for a tokenizer that cannot be loaded.
     """

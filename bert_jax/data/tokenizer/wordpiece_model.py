@@ -9,7 +9,6 @@ import numpy as np
 from bert_jax.data.language import scripts
 from bert_jax.data.tokenizer import casing, special_tokens, tokenizer_files
 from bert_jax.errors import UsageError, brief
-from bert_jax.progress import note_once
 
 # Ids 0 to 4 of a trained vocabulary.
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -67,16 +66,13 @@ def load(path: Path, config: dict[str, Any], lowercase: bool | None) -> tuple[An
         lowercase = config.get("do_lower_case")
     if lowercase is None:
         special = {name for names in special_tokens.USUAL.values() for name in names}
-        lowercase, why = casing.decide(tokens, special, str(path))
-        if why:
-            taken = "lower-cased" if lowercase else "not lower-cased"
-            note_once(f"{path}: {why}, so text is {taken}")
+        lowercase = casing.lowers(tokens, special, str(path))
         kind, named = tokenizer_files.class_of(path, config)
         if not lowercase and tokenizer_files.with_implied(config, kind).get("do_lower_case"):
             raise UsageError(
-                f"{path}: {why}, but {named} has tokenizer_class {kind}Tokenizer, which "
-                'lower-cases text unless "do_lower_case": false is in tokenizer_config.json; write '
-                "true or false there, as in the model's training"
+                f"{path}: many entries have capitals, but {named} has tokenizer_class "
+                f'{kind}Tokenizer, which lower-cases text unless "do_lower_case": false is in '
+                "tokenizer_config.json; write true or false there, as in the model's training"
             )
     names = special_tokens.find(ids, special_tokens.configured(config), str(path), kind="wordpiece")
     backend = build(

@@ -222,22 +222,17 @@ def english(*, cased: bool) -> list[str]:
     return [*vocabulary, *(t.upper() for t in [*small, *words])] if cased else vocabulary
 
 
-def test_a_few_renamed_entries_do_not_change_the_case(tmp_path, capsys):
-    """Ids stay the same for all text without them, with a note; ambiguous cases are errors."""
+def test_a_few_renamed_entries_do_not_change_the_case(tmp_path):
+    """Ids stay the same for all text without them; ambiguous cases are errors."""
     plain = load_tokenizer(vocabulary(tmp_path / "plain", english(cased=False)))
     texts = ["Bad GOB, dac.", "[unused9] Zaö", "bab " * 30]
     renamed = {"[unused0]": "[USER]", "[unused1]": "NASA", "[unused2]": "<URL>", "[unused3]": "Ü"}
     tokens = [renamed.get(token, token) for token in english(cased=False)]
-    capsys.readouterr()
     altered = load_tokenizer(vocabulary(tmp_path / "altered", tokens))
-    said = capsys.readouterr().err
-    assert (
-        "only 2 of 2,004 entries with letters have a capital ('NASA', 'Ü'), so text is low" in said
-    )
     assert altered.encode_sentences(texts) == plain.encode_sentences(texts)
     assert plain.lowercase and altered.lowercase
     cased = load_tokenizer(vocabulary(tmp_path / "cased", english(cased=True)))
-    assert not cased.lowercase and "so text is not lower-cased" in capsys.readouterr().err
+    assert not cased.lowercase
     tokens += [f"{token}X" for token in tokens[200:260]]
     path = vocabulary(tmp_path / "between", tokens)
     with pytest.raises(UsageError, match=r"62 of 2,064 entries .* too few .* Set `lowercase`"):
