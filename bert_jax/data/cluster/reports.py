@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import json
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from logging.handlers import MemoryHandler
 from typing import Any, TypeVar
 
 from bert_jax import errors
@@ -63,24 +65,17 @@ def new_notes(folder: Folder, seen: set[str]) -> Iterator[str]:
                 yield shown(str(line))
 
 
-class _Lines(logging.Handler):
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__(logging.INFO)
-        self._lines, self._thread = lines, threading.get_ident()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.thread == self._thread:  # a process may run several stages at once
-            self._lines.append(record.getMessage())
-            _logged.add(record.getMessage())
-
-
 @contextlib.contextmanager
 def _noted(lines: list[str]) -> Iterator[None]:
     """Adds the notes inside the block to `lines`. Keeps the log level of notes afterwards."""
-    logger, handler = logging.getLogger("bert_jax"), _Lines(lines)
+    logger, handler = logging.getLogger("bert_jax"), MemoryHandler(sys.maxsize)
+    thread = threading.get_ident()  # a process may run several stages at once
+    handler.addFilter(lambda record: record.thread == thread)
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        lines += [record.getMessage() for record in handler.buffer]
+        _logged.update(lines)
