@@ -131,11 +131,7 @@ _ONLY_IN = {
     "tensorflow_datasets": ("bert_jax/data/sources/tfds.py",),
     "safetensors": ("bert_jax/interchange/safetensors_files.py",),
     "torch": (),
-    "apache_beam": (
-        "bert_jax/data/cluster/beam.py",
-        "bert_jax/data/cluster/direct_runner.py",
-        "bert_jax/data/cluster/run.py",
-    ),
+    "apache_beam": ("bert_jax/data/cluster/beam.py", "bert_jax/data/cluster/run.py"),
     "pickle": (),
 }
 # What a pure module neither imports nor calls.
