@@ -97,10 +97,8 @@ class Pool:
         the first error of a task, and BertJaxError if a process was killed.
         """
         self.counts[:], self._watch = [0, 0, 0], watch
-        left, run = iter(arguments), self._run_here if is_here else self._submit
-        if self.workers == 1:
-            yield from (self._run_here(function, each).result() for each in left)
-            return
+        left = iter(arguments)
+        run = self._run_here if is_here or self.workers == 1 else self._submit
         while True:
             for each in islice(left, max(0, _AHEAD * self.workers - len(self._waiting))):
                 self._waiting.append(run(function, each))
