@@ -17,84 +17,59 @@ def split_sentences(paragraph: str, language: str = "en") -> list[str]:
 _SENTENCES = {
     "de": [
         "Er kam z. B. am Montag, d. h. zu spät. | Niemand wartete.",
-        "Prof. Dr. Weber wohnt in der Bahnhofstr. 12. | Sie kennt ihn.",
         "Das kostet 1.250,50 Euro. | Ist das teuer? | Nein!",
-        "Am 24. Dezember 2023 schneite es. | Alle freuten sich.",
     ],
     "fr": [
         "Voilà ! | Où vas-tu ? | Je ne sais pas.",
         "Le prix est de 3.50 euros. | C'est trop cher.",
-        "Elle a dit : « Je viens demain. » | Puis elle est partie.",
-        "Voir p. 12 du livre. | La suite est facile.",
     ],
     "es": [
         "El Sr. García vive en Madrid. | La Sra. López no.",
         "¿Cómo estás? | ¡Muy bien! | Gracias.",
-        "Cuesta 12.50 euros. | No es caro.",
-        "Véase la pág. 7 del libro. | Allí está todo.",
     ],
     "it": [
         "Il dott. Rossi abita a Roma. | La sig.ra Bianchi a Milano.",
         "Costa 3.50 euro. | È poco? | Sì!",
-        "Il prof. Verdi insegna fisica. | I suoi studenti ridono.",
-        "Egli disse: «Vengo domani». | Poi tacque.",
     ],
     "ru": [
         "А. С. Пушкин родился в 1799 г. в Москве. | Он был поэтом.",
-        "Это стоит 5 руб. за штуку. | Дорого? | Нет!",
         "Он живёт на ул. Ленина, д. 5. | Она живёт рядом.",
-        "Купили хлеб, молоко и т. д. за сто рублей. | Потом пошли домой.",
     ],
     "pl": [
         "Prof. Nowak mieszka w Krakowie. | Zna go każdy.",
-        "Czy to prawda? | Tak! | Oczywiście.",
         "To jest dom, a to jest las. | Nie wiem, jak się to robi.",
     ],
     "el": [
         "Πού πας; | Πάω στο σχολείο.",
         "Ο ήλιος ανατέλλει. | Η μέρα είναι ζεστή.",
-        "Έλα εδώ! | Περιμένω.",
-        "Κοστίζει 3.50 ευρώ. | Είναι φτηνό.",
     ],
     "hy": [
         "Ես գնում եմ դպրոց։ Նա տանն է։".replace("։ ", "։ | "),
         "Այսօր արև է։ | Վաղը անձրև կլինի։",
-        "Նա եկավ։ | Մենք ուրախացանք։ | Հետո գնաց։",
-        "Գիրքը նոր է։ | Սեղանը՝ հին։",
     ],
     "ja": [
         "私は学校に行きます。 | 彼は家にいます。",
         "本当ですか？ | はい！ | よかった。",
-        "東京は大きい。 | 人も多い。",
-        "値段は3.5ドルです。 | 安いですね。",
     ],
     "zh": [
         "我去学校。 | 他在家里。",
         "你好吗？ | 我很好！ | 谢谢。",
-        "价格是3.5元。 | 不贵。",
-        "北京很大。 | 上海也很大。",
     ],
     "hi": [
         "मैं स्कूल जाता हूँ। | वह घर पर है।",
         "तुम कहाँ हो? | मैं यहाँ हूँ।",
-        "यह 3.5 रुपये का है। | सस्ता है!",
-        "बारिश हुई। | सब भीग गए। | फिर धूप निकली।",
     ],
     "ar": [
         "ذهب الولد إلى المدرسة. | عاد في المساء.",
         "أين أنت؟ | أنا هنا.",
-        "السعر 3.5 دولار. | هذا رخيص!",
-        "جاء الربيع. | أزهرت الأشجار. | غنت الطيور.",
     ],
     "th": [
         "เมื่อ พ.ศ. 2550 เขาไปกรุงเทพฯ ดร.สมชาย มาถึงแล้ว",
         "ราคา 3.50 บาท ถูกมาก! จริงหรือ? จริง",
-        "ฉันไปโรงเรียน เขาอยู่บ้าน",
     ],
     "km": [
         "ខ្ញុំទៅផ្សារ។ | គាត់នៅផ្ទះ។",
         "ថ្លៃ 3.50 ដុល្លារ។ | ថោកណាស់៕",
-        "ភ្លៀងធ្លាក់",
     ],
 }
 _CASES = [(code, case) for code, cases in _SENTENCES.items() for case in cases]
