@@ -16,7 +16,6 @@ import numpy as np
 from bert_jax.data.corpus.folder import PARTS, Folder
 from bert_jax.data.corpus.options import CorpusOptions
 from bert_jax.data.matching.contamination import Contamination
-from bert_jax.data.sources.address import AnyFile
 from bert_jax.data.sources.document import Continuation
 from bert_jax.data.sources.read import Reader, readers_of
 from bert_jax.data.sources.stream import HELD_OUT, SourceOptions
@@ -72,11 +71,10 @@ def units_of(sources: Iterable[tuple[Sequence[str], SourceOptions]], unit_bytes:
     A unit contains files of at least `unit_bytes` in total, or one file of unknown size.
     """
     units: list[Unit] = []
-    files: set[AnyFile] = set()
     for names, reading in sources:
         waiting: list[Reader] = []
         size = 0
-        for reader in readers_of(names, reading, read_before=files):
+        for reader in readers_of(names, reading):
             waiting.append(reader)
             size += reader.size or unit_bytes
             if size >= unit_bytes:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.data.sources.address import AnyFile, RemoteFile, is_address
+from bert_jax.data.sources.address import AnyFile, is_address
 from bert_jax.data.sources.address import find as find_at
 from bert_jax.data.sources.document import Document, bounded
 from bert_jax.data.sources.files import describe, find_files, kind_of, packing_of
@@ -76,18 +76,12 @@ def read_documents(
     return itertools.chain.from_iterable(reader.documents(findings) for reader in found)
 
 
-def readers_of(
-    sources: Sequence[str],
-    reading: SourceOptions | None = None,
-    *,
-    read_before: set[AnyFile] | None = None,
-) -> list[Reader]:
+def readers_of(sources: Sequence[str], reading: SourceOptions | None = None) -> list[Reader]:
     """Returns the readers of the files and data sets of sources, in the order of `read_documents`.
 
-    Prints a note about skipped files, except for files in `read_before`. The files of the sources
-    are added to this set. Raises UsageError for missing sources and packages.
+    Prints a note about skipped files. Raises UsageError for missing sources and packages.
     """
-    reading, read_before = reading or SourceOptions(), set() if read_before is None else read_before
+    reading = reading or SourceOptions()
     readers: list[Reader] = []
     endings: dict[str, AnyFile] = {}
     own = None if reading.outside is None else reading.outside.resolve()
@@ -98,9 +92,8 @@ def readers_of(
             readers.append(Reader(source, functools.partial(_read_tfds, source, reading)))
         else:
             files, skipped = find_files(source, splits=reading.splits)
-            if skipped := [file for file in skipped if _resolved(file) not in read_before]:
+            if skipped:
                 note(f"{source}: {describe(source, skipped)}")
-            read_before.update(map(_resolved, files))
             for path in files:
                 is_local = isinstance(path, Path)
                 if own is not None and is_local and path.resolve().is_relative_to(own):
@@ -176,10 +169,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:  # reading reports the reason
         return 0
-
-
-def _resolved(file: AnyFile) -> AnyFile:
-    return file if isinstance(file, RemoteFile) else file.resolve()
 
 
 def _read_documentation(findings: Findings | None = None) -> Iterable[Document]:
