@@ -174,7 +174,7 @@ def test_an_interrupted_job_resumes(tmp_path, sources, here, beginning, stage):
 def test_a_stage_error_is_one_line(tmp_path, sources, beginning):
     (tmp_path / "bad.jsonl").write_text("{broken\n")
     sources = [*sources, str(tmp_path / "bad.jsonl")]
-    done = command(sources, tmp_path / "c", "DirectRunner", *THREADS, environment=beginning)
+    done = command(sources, tmp_path / "c", "DirectRunner", environment=beginning)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "bad.jsonl, line 1: not JSON" in done.stderr.splitlines()[-1]
 
