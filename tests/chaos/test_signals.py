@@ -37,7 +37,7 @@ _WAITS = "saving and ending after"
 # (verb, stage) -> the fault that makes the stage last, and the text about what is kept.
 _PREPARE = "bert_jax.data.corpus"
 _PARTS, _NOTHING = "the same command resumes with the parts", "nothing was saved"
-_RUNS = "the runs that have ended are kept"
+_RUNS = "runs that have ended are kept"
 _NOT_YET = r"nothing was saved yet|nothing is lost"
 _MOMENTS = {
     ("prepare", "import"): ("say=numpy", _PARTS),
