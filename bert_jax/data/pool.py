@@ -151,7 +151,8 @@ class Pool:
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Runs a task in the process of this thread; returns its result or raises its error."""
         try:
-            what, value = "killed", None
+            what = "killed"
+            value: Any = None
             with contextlib.suppress(EOFError, OSError):
                 connection = self._connection()
                 connection.send((function, arguments))

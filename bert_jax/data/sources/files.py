@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any, NoReturn
+from typing import Any
 
 from bert_jax.data.sources import address
 from bert_jax.data.sources.address import AnyFile, RemoteFile
@@ -69,7 +69,12 @@ def find_files(source: str, *, splits: str = TRAIN) -> tuple[list[AnyFile], list
         is_read = not is_hidden and kind_of(file.name) is not None
         (found if is_read else left_out).append(file)
         if not is_hidden and (*_inside(file, folder).parts, "")[-3:-1] == _FIRST_SHARD:
-            _refuse_corpus(file.parent.parent)
+            # The only text in a corpus is its vocabulary.
+            corpus = str(file).rsplit("/", 2)[0]
+            raise UsageError(
+                f"{corpus} is a prepared corpus, not text: name the text that it was made from, or "
+                f"new text and `known` {corpus}"
+            )
     if not found:
         seen = f": {describe(source, left_out)}" if left_out else ""
         raise UsageError(f"{source}: no {kinds()} file in this folder{seen}")
@@ -116,14 +121,6 @@ def _walk(folder: Path, left_out: list[AnyFile]) -> Iterator[Path]:
 
 def _refuse_folder(error: OSError) -> None:
     raise UsageError(f"{error.filename}: {error.strerror}") from error
-
-
-def _refuse_corpus(corpus: AnyFile) -> NoReturn:
-    """Raises UsageError for a prepared corpus: the only text in it is its vocabulary."""
-    raise UsageError(
-        f"{corpus} is a prepared corpus, not text: name the text that it was made from, or new "
-        f"text and `known` {corpus}"
-    )
 
 
 def _of_split(

@@ -70,10 +70,12 @@ def test_a_name_that_leads_out_of_its_folder_is_rejected(monkeypatch, memory, na
         ("ftp://a.example/b.txt", "the kind ftp:// are not supported, but gs://, s3://, https://"),
         ("https://a.example/b.pdf", "https://a.example/b.pdf: not one of .txt"),
         ("memory://pictures", "memory://pictures: no .txt, "),
+        ("memory://made", "memory://made is a prepared corpus, not text: name the text"),
     ],
 )
 def test_a_missing_file_is_a_one_line_error(tmp_path, memory, bucket, source, said, capsys):
     memory.pipe_file("/pictures/a.png", b"")
+    memory.pipe_file("/made/train/00000.tokens.npy", b"")
     assert main(["prepare", "--source", source, "--output-dir", str(tmp_path / "c")]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
