@@ -1,7 +1,6 @@
 """Turns host batches into global arrays, a few steps ahead of training."""
 
 import collections
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -43,27 +42,21 @@ def host_batch(
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def to_global(batch: HostBatch, *, mesh: Mesh, ranges: list[range], global_rows: int) -> dict:
-    """Returns global arrays `[global_rows, ...]`; this process contributes the rows of `ranges`."""
+def to_global(batch: HostBatch, *, mesh: Mesh, global_rows: int) -> dict:
+    """Returns global arrays `[global_rows, ...]` of a batch with the `local_rows` of each process,
+    or with all rows in every process.
+    """
     layout = sharding.batch_sharding(mesh)
-    offsets = dict(zip(ranges, itertools.accumulate(map(len, ranges), initial=0), strict=False))
-
-    def to_device(array: np.ndarray) -> jax.Array:
-        def rows(index):
-            start, stop, _ = index[0].indices(global_rows)
-            owner = next(r for r in ranges if r.start <= start and stop <= r.stop)
-            first = offsets[owner] + start - owner.start
-            return array[first : first + stop - start]
-
-        return jax.make_array_from_callback((global_rows, *array.shape[1:]), layout, rows)
-
-    return {name: to_device(array) for name, array in batch.items()}
+    shapes = {name: (global_rows, *array.shape[1:]) for name, array in batch.items()}
+    return {
+        name: jax.make_array_from_process_local_data(layout, array, shapes[name])
+        for name, array in batch.items()
+    }
 
 
 def whole_to_global(batch: HostBatch, *, mesh: Mesh) -> dict:
     """Returns global arrays of a batch that every process has completely."""
-    rows = len(batch["input_ids"])
-    return to_global(batch, mesh=mesh, ranges=[range(rows)], global_rows=rows)
+    return to_global(batch, mesh=mesh, global_rows=len(batch["input_ids"]))
 
 
 def ahead(

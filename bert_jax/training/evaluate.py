@@ -119,9 +119,7 @@ class HeldOut:
                 if cut_short is not None and cut_short():
                     return None
                 host = device_feed.host_batch(self._examples[source].batch_at, index, ranges)
-                batch = device_feed.to_global(
-                    host, mesh=self._mesh, ranges=ranges, global_rows=self._rows
-                )
+                batch = device_feed.to_global(host, mesh=self._mesh, global_rows=self._rows)
                 _add(sums[source], jax.device_get(self._step(params, batch)))
                 bar.advance()
         if len(sums) == 1:

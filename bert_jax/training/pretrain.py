@@ -189,16 +189,8 @@ class Pretraining(TrainingJob):
             note(
                 f"phase {phase}: rows from {some(f'{name} {share:.1%}' for name, share in largest)}"
             )
-        if self.config.in_phase(phase).data.packing != "none":
-            fill = self._pipeline.fill(phase)
-            padding = 1 - fill.tokens / self.config.phases[phase].sequence_length
-            note(
-                f"phase {phase}: {rows:,} packed rows per step with {fill.sequences:.2f} sequences "
-                f"each, {padding:.1%} padding: {rows * fill.sequences:,.0f} sequences per step"
-            )
         return (
-            device_feed.to_global(batch, mesh=self.mesh, ranges=ranges, global_rows=rows)
-            for batch in host_batches
+            device_feed.to_global(batch, mesh=self.mesh, global_rows=rows) for batch in host_batches
         )
 
     def evaluation(self, phase: int, params: Any) -> HeldOut:
