@@ -19,7 +19,7 @@ from bert_jax.training import device_feed
 from bert_jax.training.compiled_steps import CompiledSteps
 from bert_jax.training.hooks import Hook, Stop, agreed, evaluates_at
 from bert_jax.training.job import Evaluation, Row, Run, Scores
-from bert_jax.training.saving import Saver, SaveSchedule
+from bert_jax.training.saving import Saver
 from bert_jax.training.step_log import StepLog
 from bert_jax.update.state import TrainState
 
@@ -36,7 +36,6 @@ class Loop(Run):
     preemption: Preemption
     watchdog: Watchdog
     saver: Saver
-    schedule: SaveSchedule
     # The last step that was dispatched, and its metrics until they are read.
     step: int
     pending: dict[str, jax.Array] | None = None
@@ -68,7 +67,6 @@ class Loop(Run):
             self.saver.finish()  # a save in progress may fail
         if self.saver.saved_step != self.step:
             (self.saver.save_for_good if for_good else self.saver.save)(state, self.step)
-            self.schedule.restart()
 
 
 class PhaseEnd(NamedTuple):
@@ -122,7 +120,7 @@ def train_phase(
 
         is_last = loop.step == config.total_steps
         is_preempted = loop.preemption.requested() and not is_last
-        is_saved = not is_preempted and loop.schedule.is_due(loop.step)
+        is_saved = not is_preempted and loop.saver.is_due(loop.step)
         is_evaluated = not is_preempted and evaluates_at(config, loop.step)
         if not (is_preempted or is_saved or is_evaluated or loop.stop):
             continue

@@ -6,7 +6,7 @@ the same bits as a run that was never interrupted.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from bert_jax.training.divergence import Divergence, SkippedUpdates
 from bert_jax.training.hooks import Hook, Profile, agreed, evaluates_at
 from bert_jax.training.job import Row, Run, Scores, TrainingJob
 from bert_jax.training.loop import Loop, PhaseEnd, train_phase
-from bert_jax.training.saving import Saver, SaveSchedule, room_problem, state_bytes
+from bert_jax.training.saving import Saver, room_problem, state_bytes
 from bert_jax.training.step_log import StepLog
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import checkpoint, log_reader, recovery, run_directory, trackers
@@ -96,8 +96,15 @@ def train(
         rows = log_reader.set_aside_after(directory, kept_until) if distributed.is_main() else []
         logger = _open_logs(config, setup, resumed_from, restoring=restoring, started=started)
         _introduce(job, state, resumed_from, setup.changes)
-        kept = job.kept_steps()
-        saver = _saver(job, setup, step, kept=kept, logger=logger, watchdog=watchdog)
+        saver = Saver(
+            setup.location,
+            config,
+            logger=logger,
+            watchdog=watchdog,
+            saved_step=step,
+            kept=job.kept_steps(),
+            facts=setup.facts,
+        )
         preemption.kept = lambda: _kept(saver.whole_step)
         bar = Progress(job.title, total=config.total_steps, done=step)
         seen = {"job": job, "directory": directory, "logger": logger, "bar": bar}
@@ -108,7 +115,6 @@ def train(
             preemption=preemption,
             watchdog=watchdog,
             saver=saver,
-            schedule=SaveSchedule(config, kept=kept),
             step=step,
         )
         with bar:
@@ -212,31 +218,6 @@ def _introduce(
         f"{job.config.name}: {shown} parameters, {job.introduction}, "
         f"{jax.device_count()} x {jax.devices()[0].device_kind}, {where} of "
         f"{job.config.total_steps}{changed}"
-    )
-
-
-def _saver(
-    job: TrainingJob,
-    setup: RunSetup,
-    step: int,
-    *,
-    kept: Collection[int],
-    logger: MetricsLogger,
-    watchdog: Watchdog,
-) -> Saver:
-    return Saver(
-        checkpoint.Checkpoints(
-            setup.location.path,
-            job.config.checkpoint,
-            kept=kept,
-            facts=setup.facts,
-            on_saved=lambda step, seconds: logger.event("save", step=step, seconds=seconds),
-        ),
-        logger=logger,
-        watchdog=watchdog,
-        location=setup.location,
-        max_failed=job.config.checkpoint.max_failed_saves,
-        saved_step=step,
     )
 
 

@@ -5,7 +5,7 @@ All processes save at the same steps, or none does.
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,62 +32,57 @@ _KINDS: tuple[type[_Failure], ...] = (Unreachable, StorageFailed, WorkdirTaken)
 _COMPRESSED = 0.8
 
 
-class SaveSchedule:
-    """Decides which steps are saved: the end of each phase, and every so many steps or minutes.
+class Saver:
+    """Decides which steps are saved, and saves them in all processes together.
 
-    With `every_minutes`, process 0 decides by its clock at each step with a log row. Steps that
-    `keep_every` divides are saved as well, and the steps in `kept`. The training itself does not
-    depend on the schedule.
+    The end of each phase is saved, and every so many steps or minutes. With `every_minutes`,
+    process 0 decides by its clock at each step with a log row; steps that `keep_every` divides are
+    saved as well. The training itself does not depend on what is saved. All processes count failed
+    saves alike.
     """
 
     def __init__(
         self,
+        location: Location,
         config: TrainConfig,
         *,
+        logger: MetricsLogger,
+        watchdog: Watchdog,
+        saved_step: int,
         kept: Collection[int] = (),
+        facts: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._config, self._kept, self._clock = config, kept, clock
-        self.restart()
-
-    def restart(self) -> None:
-        """Starts a new interval: a save has begun."""
-        self._since = self._clock()
+        """`saved_step` is the step that the run starts or resumes from. The steps in `kept` are
+        saved and never removed; `facts` are added to the manifest of each checkpoint.
+        """
+        self.location, self._config, self._kept = location, config, kept
+        self._logger, self._watchdog, self._clock = logger, watchdog, clock
+        self._checkpoints = Checkpoints(
+            location.path,
+            config.checkpoint,
+            kept=kept,
+            facts=facts,
+            on_saved=lambda step, seconds: logger.event("save", step=step, seconds=seconds),
+        )
+        self._max_failed = config.checkpoint.max_failed_saves
+        # The newest step that is saved or being saved; None if that save has failed.
+        self.saved_step: int | None = saved_step
+        self._began_at, self._failed, self._since = saved_step, 0, clock()
 
     def is_due(self, step: int) -> bool:
         """Returns whether to save this step. All processes ask for the same steps."""
         config, settings = self._config, self._config.checkpoint
-        if step in config.phase_ends or step in self._kept:
-            return True
+        is_due = step in config.phase_ends or step in self._kept
         if not settings.every_minutes:
-            return step % settings.every_steps == 0
-        if settings.keep_every and step % settings.keep_every == 0:
-            return True
-        if step % config.log_every_steps:
-            return False
-        is_time = self._clock() - self._since >= 60 * settings.every_minutes
-        return bool(distributed.of_main([is_time])[0])
-
-
-class Saver:
-    """Saves a run, in all processes together. All processes count failed saves alike."""
-
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        *,
-        logger: MetricsLogger,
-        watchdog: Watchdog,
-        location: Location,
-        max_failed: int,
-        saved_step: int,
-    ):
-        """`saved_step` is the step that the run starts or resumes from."""
-        self._checkpoints, self._logger, self._watchdog = checkpoints, logger, watchdog
-        self.location, self._max_failed = location, max_failed
-        # The newest step that is saved or being saved; None if that save has failed.
-        self.saved_step: int | None = saved_step
-        self._began_at, self._failed = saved_step, 0
+            return is_due or step % settings.every_steps == 0
+        is_due = is_due or (settings.keep_every > 0 and step % settings.keep_every == 0)
+        if not is_due and step % config.log_every_steps == 0:
+            is_time = self._clock() - self._since >= 60 * settings.every_minutes
+            is_due = bool(distributed.of_main([is_time])[0])
+        if is_due:
+            self._since = self._clock()
+        return is_due
 
     @property
     def whole_step(self) -> int:

@@ -1,9 +1,13 @@
 """Which steps are saved: by steps, by minutes, steps to keep, and the ends of phases."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from bert_jax.config import CheckpointConfig, PhaseConfig
-from bert_jax.training.saving import SaveSchedule
+from bert_jax.training.saving import Saver
+from bert_jax.workdir import location
 from tests import tiny_corpus
 
 
@@ -19,7 +23,7 @@ from tests import tiny_corpus
     ],
     ids=str,
 )
-def test_steps_that_are_saved(settings, saved):
+def test_steps_that_are_saved(tmp_path, settings, saved):
     kept = settings.get("kept", ())
     settings = {name: value for name, value in settings.items() if name != "kept"}
     steps = max(*saved, 40)
@@ -32,12 +36,13 @@ def test_steps_that_are_saved(settings, saved):
     config = tiny_corpus.tiny_config(
         phases=phases, checkpoint=CheckpointConfig(**settings), log_every_steps=5
     )
-    now = [0.0]
-    schedule = SaveSchedule(config, kept=kept, clock=lambda: now[0])
+    now: Any = SimpleNamespace(seconds=0.0)
+    saver = Saver(
+        location.at(tmp_path), config, logger=now, watchdog=now, saved_step=0, kept=kept,
+        clock=lambda: now.seconds,
+    )  # fmt: skip
     found = []
     for step in range(1, steps + 1):
-        now[0] += 10.0
-        if schedule.is_due(step):
-            schedule.restart()
-            found.append(step)
+        now.seconds += 10.0
+        found += [step] if saver.is_due(step) else []
     assert found == saved
