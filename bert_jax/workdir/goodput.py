@@ -6,6 +6,7 @@ and time without a record is `unaccounted`.
 """
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,14 @@ def account(workdir: Path) -> dict[str, Any]:
         part = _PART_OF.get(event.get("event", ""))
         if part is not None:
             seconds[part] += event.get("seconds", 0.0)
-    wall, alive = _spans(events, own + lost)
-    seconds["down"] = wall - alive
+    lives = processes(workdir)
+    alive = sum(each["ended"] - each["began"] for each in lives)
+    seconds["down"] = sum(
+        max(following["began"] - each["ended"], 0.0)
+        for each, following in itertools.pairwise(lives)
+        if each["end"] != "finished"
+    )
+    wall = alive + seconds["down"]
     if alive:  # unknown without events
         seconds["unaccounted"] = alive - sum(seconds[p] for p in PARTS if p != "down")
 
@@ -100,61 +107,40 @@ def processes(workdir: Path) -> list[dict[str, Any]]:
     rows = [row for row in log_reader.read_rows(workdir) if row.get("split") is None]
     lost = [r for r in log_reader.read_lines(workdir / location.ASIDE) if r.get("split") is None]
     starts = [event for event in events if event.get("event") == "start"]
-    lives = _lives(events, rows + lost)
+    zero = starts[0]["time"] - starts[0].get("seconds", 0.0) if starts else 0.0
     found = []
-    for number, (start, (began, ended)) in enumerate(zip(starts, lives, strict=True)):
+    for start, following in itertools.zip_longest(starts, starts[1:]):
         # Its rows and events: those before the start of the next process.
-        after = starts[number + 1]["time"] if number + 1 < len(starts) else float("inf")
-        own = [e for e in events if start["time"] <= e.get("time", 0.0) < after]
-        steps = [r["step"] for r in rows + lost if start["time"] <= r.get("time", 0.0) < after]
+        times = start["time"], following["time"] if following else math.inf
+        own, trained, thrown = (
+            [line for line in lines if times[0] <= line.get("time", 0.0) < times[1]]
+            for lines in (events, rows, lost)
+        )
+        steps = [line["step"] for line in own + trained + thrown if line.get("step") is not None]
         last = next((e for e in reversed(own) if e.get("event") in _LAST), {})
-        end = _LAST.get(last.get("event", ""), "no last word")
-        begun = start.get("step", 0)
-        of_it = {
-            "began": began - lives[0][0],
-            "ended": ended - lives[0][0],
-            "from_step": begun,
-            "to_step": max([begun, *steps, *(e["step"] for e in own if e.get("step") is not None)]),
-            "end": "stopped" if "reason" in last else end,
-            "reason": last.get("reason"),
-        }
-        facts = {key: start.get(key) for key in ("devices", "device_kind", "processes", "versions")}
+        end = "stopped" if "reason" in last else _LAST.get(last.get("event", ""), "no last word")
         spans = [
-            [part, event["time"] - event["seconds"] - lives[0][0], event["time"] - lives[0][0]]
+            [part, event["time"] - event["seconds"] - zero, event["time"] - zero]
             for event in own
             if (part := _PART_OF.get(event.get("event", ""))) and event.get("seconds")
         ]
-        thrown = [r for r in lost if "time" in r and start["time"] <= r["time"] < after]
         if thrown:
             first = thrown[0]["time"] - _step_seconds(thrown[:1])[0]
-            spans.append(["lost_work", first - lives[0][0], thrown[-1]["time"] - lives[0][0]])
-        found.append({**of_it, **facts, "parts": spans})
+            spans.append(["lost_work", first - zero, thrown[-1]["time"] - zero])
+        facts = {key: start.get(key) for key in ("devices", "device_kind", "processes", "versions")}
+        found.append(
+            {
+                "began": times[0] - start.get("seconds", 0.0) - zero,
+                "ended": max(line["time"] for line in own + trained + thrown) - zero,
+                "from_step": start.get("step", 0),
+                "to_step": max(steps, default=0),
+                "end": end,
+                "reason": last.get("reason"),
+                **facts,
+                "parts": spans,
+            }
+        )
     return found
 
 
 _LAST = {"stop": "finished", "preempt": "preempted"}
-
-
-def _lives(events: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Returns the start and the last record of each process, in seconds since 1970."""
-    spoken = [e["time"] for e in events if "time" in e] + [r["time"] for r in rows if "time" in r]
-    starts = [e["time"] - e.get("seconds", 0.0) for e in events if e.get("event") == "start"]
-    return [
-        (start, max((t for t in spoken if start <= t < following), default=start))
-        for start, following in itertools.pairwise([*starts, float("inf")])
-    ]
-
-
-def _spans(events: list[dict[str, Any]], rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """Returns the seconds from the first start to the last record, and those of live processes."""
-    lives = _lives(events, rows)
-    if not lives:
-        return 0.0, 0.0
-    alive = sum(ended - began for began, ended in lives)
-    finished = [e["time"] for e in events if e.get("event") == "stop" and "reason" not in e]
-    idle = sum(
-        max(begins - ended, 0.0)
-        for (began, ended), (begins, _) in itertools.pairwise(lives)
-        if any(began <= time <= ended for time in finished)
-    )
-    return max(lives[-1][1] - lives[0][0] - idle, alive), alive
