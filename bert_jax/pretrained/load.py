@@ -212,7 +212,7 @@ def _load_step(directory: Path, step: int | None, mesh: Mesh) -> LoadedCheckpoin
     config = config_loader.load_config_json(directory / CONFIG)
     require_registered(config)
     with jax.set_mesh(mesh):
-        params = checkpoint.load_part(directory, "params", step=step, config=config, mesh=mesh)
+        params = checkpoint.load_params(directory, step=step, config=config, mesh=mesh)
     return LoadedCheckpoint(directory, step, config.at_step(step), params, directory / TOKENIZER)
 
 

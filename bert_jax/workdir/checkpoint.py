@@ -14,7 +14,7 @@ import dataclasses
 import datetime
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from orbax.checkpoint import v1 as ocp
 from bert_jax.config import CheckpointConfig, OptimizerConfig, TrainConfig
 from bert_jax.errors import BertJaxError, NoUsableCheckpoint, StorageFailed, Unreachable
 from bert_jax.progress import note
-from bert_jax.registry import OPTIMIZERS
 from bert_jax.runtime import network
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import location, log_reader, manifest, storage
@@ -34,8 +33,6 @@ from bert_jax.workdir import location, log_reader, manifest, storage
 DIRECTORY, SET_ASIDE = location.CHECKPOINTS, "set_aside"
 # Part of the names of Orbax's unfinished saves.
 _UNFINISHED = ".orbax-checkpoint-tmp"
-# Orbax's last file. In a bucket a step is written in place, so only this file marks it as complete.
-_COMMITTED = "commit_success.txt"
 # Devices with copies of an array each write a part of it. A part costs a compiled program, a
 # transfer and a chunk, which is worth it for a megabyte but not for a bias.
 _SAVING = ocp.options.ArrayOptions.Saving(min_slice_bytes_for_replica_parallel=2**20)
@@ -96,7 +93,7 @@ class Checkpoints:
             if jax.process_index() == 0 and not self._location.is_in_bucket:
                 # The unfinished files take up space.
                 with contextlib.suppress(OSError):
-                    _remove_unfinished(self._root)
+                    remove_unfinished(self._workdir)
             raise
         return True
 
@@ -122,10 +119,13 @@ class Checkpoints:
         """Removes the steps that are not kept, and the remains of failed saves."""
         there = _directories(self._workdir, patience=0)
         whole = [step for step, is_whole in there.items() if is_whole]
-        keep_last, keep_every = self._config.keep_last, self._config.keep_every
-        kept = kept_of(self._workdir, whole, keep_last=keep_last, keep_every=keep_every)
+        # The best step is that of the hook `best_checkpoint`.
+        best = log_reader.best_step(self._workdir, whole)
+        kept = {*self._kept, *whole[-self._config.keep_last :], best}
+        every = self._config.keep_every
+        kept.update(step for step in whole if every and step % every == 0)
         for step in there:
-            if step not in kept and step not in self._kept:
+            if step not in kept:
                 remove(self._workdir, step, patience=0)
 
     @contextlib.contextmanager
@@ -142,8 +142,8 @@ class Checkpoints:
             is_first = not self._location.is_in_bucket and not steps(self._workdir)
             before = "No step was saved yet" if is_first else "Earlier steps are intact"
             raise StorageFailed(
-                f"a checkpoint could not be saved: {_first_line(error)}. {before}; free or repair "
-                "the storage and run the same command again."
+                f"a checkpoint could not be saved: {network.described(error)}. {before}; free or "
+                "repair the storage and run the same command again."
             ) from error
 
 
@@ -161,12 +161,6 @@ def incomplete_steps(workdir: Path) -> list[int]:
     changed.
     """
     return [step for step, is_whole in _directories(workdir).items() if not is_whole]
-
-
-def is_committed(workdir: Path, step: int) -> bool:
-    """Returns whether all files of a step were written, and `remove` has removed none."""
-    place = location.at(workdir)
-    return place.asking((place.checkpoints / str(step) / _COMMITTED).exists)
 
 
 def problem(workdir: Path, step: int) -> str | None:
@@ -191,25 +185,13 @@ def describe(workdir: Path, step: int) -> tuple[int, str, str | None]:
     return sum(f["size"] for f in values["files"].values()), values["saved_at"], None
 
 
-def kept_of(
-    workdir: Path, there: Sequence[int], *, keep_last: int, keep_every: int = 0
-) -> set[int]:
-    """Returns the steps to keep: the newest, multiples of `keep_every`, and the best step (the hook
-    `best_checkpoint`).
-    """
-    every = (step for step in there if keep_every and step % keep_every == 0)
-    best = log_reader.best_step(workdir, there)
-    return {*there[-keep_last:], *every, *(() if best is None else (best,))}
-
-
 def remove(workdir: Path, step: int, *, patience: float | None = None) -> None:
-    """Removes one step. An interruption leaves a directory that is not committed."""
+    """Removes one step. An interruption leaves a directory without a manifest."""
     place = location.at(workdir)
     directory = place.checkpoints / str(step)
 
     def remove_files() -> None:
-        for name in (manifest.MANIFEST, _COMMITTED):
-            (directory / name).unlink(missing_ok=True)
+        (directory / manifest.MANIFEST).unlink(missing_ok=True)
         if directory.is_dir():
             directory.rmtree()
 
@@ -229,13 +211,13 @@ def set_aside(workdir: Path, step: int) -> str:
 def remove_unfinished(workdir: Path) -> None:
     """Removes the files of interrupted saves, which Orbax writes under another name."""
     place = location.at(workdir)
-    place.asking(lambda: _remove_unfinished(place.checkpoints))
 
+    def remove_files() -> None:
+        for name in storage.names_in(place.checkpoints):
+            if _UNFINISHED in name:
+                (place.checkpoints / name).rmtree()
 
-def _remove_unfinished(root: Any) -> None:
-    for name in storage.names_in(root):
-        if _UNFINISHED in name:
-            (root / name).rmtree()
+    place.asking(remove_files)
 
 
 def _directories(workdir: Path, *, patience: float | None = None) -> dict[int, bool]:
@@ -257,30 +239,22 @@ def load_state(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> 
     Raises NoUsableCheckpoint if it cannot be read. Call `problem` first: changed bits are read
     without an error.
     """
-    return TrainState(
-        **load_arrays(workdir, _as_dict(TrainState.abstract(config, mesh)), step=step)
-    )
-
-
-def load_part(workdir: Path, part: str, *, step: int, config: TrainConfig, mesh: Mesh) -> Any:
-    """Returns one field of the state of `step`, such as "params"; the others are not read."""
-    path, there = location.at(workdir).checkpoints / str(step), None
-    if part == "params" and config.optimizer.kind not in OPTIMIZERS:
-        # If the optimizer's extension is not loaded, the checkpoint itself must describe its
-        # arrays.
-        config = dataclasses.replace(config, optimizer=OptimizerConfig())
-        with _reading(workdir, path):
-            there = ocp.metadata(str(path)).metadata
-    abstract = _as_dict(TrainState.abstract(config, mesh))
-    rest: Any = jax.tree.map(lambda _: ocp.PLACEHOLDER, there or abstract)
-    return load_arrays(workdir, rest | {part: abstract[part]}, step=step)[part]
-
-
-def load_arrays(workdir: Path, wanted: Any, *, step: int) -> Any:
-    """Returns the arrays of one step that `wanted` describes by shape, type and sharding."""
-    path = location.at(workdir).checkpoints / str(step)
+    path, wanted = location.at(workdir).checkpoints / str(step), TrainState.abstract(config, mesh)
     with _reading(workdir, path):
-        return ocp.load(str(path), wanted)
+        return TrainState(**ocp.load(str(path), _as_dict(wanted)))
+
+
+def load_params(workdir: Path, *, step: int, config: TrainConfig, mesh: Mesh) -> Any:
+    """Returns the parameters of `step`, without reading the state of the optimizer.
+
+    The optimizer may belong to an extension that is not loaded. Raises NoUsableCheckpoint.
+    """
+    path = location.at(workdir).checkpoints / str(step)
+    config = dataclasses.replace(config, optimizer=OptimizerConfig())
+    params = TrainState.abstract(config, mesh).params
+    with _reading(workdir, path):
+        others = jax.tree.map(lambda _: ocp.PLACEHOLDER, ocp.metadata(str(path)).metadata)
+        return ocp.load(str(path), others | {"params": params})["params"]
 
 
 @contextlib.contextmanager
@@ -294,14 +268,10 @@ def _reading(workdir: Path, path: Any) -> Iterator[None]:
         if isinstance(error, BertJaxError | MemoryError | jax.errors.JaxRuntimeError):
             raise
         raise NoUsableCheckpoint(
-            f"checkpoint {path} cannot be read: {_first_line(error)}. Use an earlier step "
+            f"checkpoint {path} cannot be read: {network.described(error)}. Use an earlier step "
             f"(available: {', '.join(map(str, steps(workdir))) or 'none'})."
         ) from error
 
 
 def _as_dict(state: TrainState) -> dict[str, Any]:
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

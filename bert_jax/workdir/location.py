@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bert_jax import files
+from bert_jax.runtime import network
 from bert_jax.workdir import storage
 from bert_jax.workdir.storage import is_address, path_of
 
@@ -70,7 +71,8 @@ class Location:
         """Returns the result of `call`; retries for `patience` seconds while the network fails
         (default: network.PATIENCE). Raises the errors of `failures`.
         """
-        return storage.asking(self.name, call, patience=patience)
+        with self.failures():
+            return network.retrying(call, name=self.name, patience=patience)
 
     def failures(self) -> contextlib.AbstractContextManager[None]:
         """Raises errors of a bucket as Unreachable or StorageFailed; errors of a folder are

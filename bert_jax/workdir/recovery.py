@@ -37,10 +37,12 @@ def newest_good_step(workdir: Path) -> int | None:
 
 
 def require_good(workdir: Path, step: int) -> None:
-    """Raises NoUsableCheckpoint if the step does not exist or does not verify."""
+    """Raises UsageError if the step does not exist, NoUsableCheckpoint if it does not verify."""
     there = checkpoint.steps(workdir)
     if step not in there:
-        raise NoUsableCheckpoint(_no_step(workdir, step, there))
+        listed = ", ".join(map(str, there)) or "none"
+        name = location.at(workdir).name
+        raise UsageError(f"workdir {name} has no step {step}; available: {listed}")
     trouble = checkpoint.problem(workdir, step)
     if trouble is not None:
         raise _none_usable(workdir, {step: trouble})
@@ -54,9 +56,10 @@ def prepare_resume(workdir: Path) -> int | None:
     """
     checkpoint.remove_unfinished(workdir)
     chosen = newest_good_step(workdir)
-    # No event names the initial step of an averaged checkpoint.
-    is_mean = bool(run_directory.stored(workdir).get("mean_of"))
-    if chosen is None and (is_mean or _saved(workdir)):
+    # Whether the run had a step; no event names the initial step of an averaged checkpoint.
+    named = {event.get("event") for event in log_reader.read_events(workdir)}
+    was_saved = named & {"save", "branch"} or run_directory.stored(workdir).get("mean_of")
+    if chosen is None and was_saved:
         raise NoUsableCheckpoint(
             f"workdir {location.at(workdir).name}: its checkpoints are missing; restore them, "
             "or start again in another `workdir`"
@@ -70,9 +73,6 @@ def roll_back(workdir: Path, step: int) -> int:
 
     Raises UsageError if the step does not exist, NoUsableCheckpoint if it does not verify.
     """
-    there = checkpoint.steps(workdir)
-    if step not in there:
-        raise UsageError(_no_step(workdir, step, there))
     require_good(workdir, step)
     later = _clear_beyond(workdir, step)
     metrics_log.append_event(workdir, "rollback", step=step, set_aside=later)
@@ -93,13 +93,10 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
     name, stored = origin.name, run_directory.stored(directory)
     if stored.get("task"):
         raise UsageError(f"{name} is a fine-tuned model; only pre-training runs can branch")
-    there = checkpoint.steps(directory)
-    if step is None:
-        step = newest_good_step(directory)
-    elif step in there:
+    if step is not None:
         require_good(directory, step)
-    if step is None or step not in there:
-        raise UsageError(_no_step(directory, step, there))
+    elif (step := newest_good_step(directory)) is None:
+        raise UsageError(f"workdir {name} has no saved step")
     with name_map.new_directory(output) as building:
         source = origin.checkpoints / str(step)
         target = building / checkpoint.DIRECTORY / str(step)
@@ -126,32 +123,16 @@ def branch_off(directory: Path, output: Path, *, step: int | None = None) -> int
 
 
 def _clear_beyond(workdir: Path, step: int) -> list[int]:
-    """Removes the steps that were never complete, and moves the other steps after `step`, and those
-    without a manifest, to set_aside/. Returns the moved steps.
+    """Removes the directories without a manifest, and moves the steps after `step` to set_aside/.
+    Returns the moved steps.
     """
-    saved = _saved(workdir)
-    moved = [later for later in checkpoint.steps(workdir) if later > step]
     for number in checkpoint.incomplete_steps(workdir):
-        if number in saved and checkpoint.is_committed(workdir, number):
-            moved.append(number)
-        else:
-            checkpoint.remove(workdir, number)
-    for number in sorted(moved, reverse=True):
+        checkpoint.remove(workdir, number)
+    moved = [later for later in checkpoint.steps(workdir) if later > step]
+    for number in reversed(moved):
         place = checkpoint.set_aside(workdir, number)
         note(f"step {number} moved to {place}")
-    return sorted(moved)
-
-
-def _saved(workdir: Path) -> set[int]:
-    """Returns the steps that were once complete, according to the events."""
-    events = log_reader.read_events(workdir)
-    return {event["step"] for event in events if event.get("event") in ("save", "branch")}
-
-
-def _no_step(workdir: Path, step: int | None, there: list[int]) -> str:
-    listed = ", ".join(map(str, there)) or "none"
-    which = "saved step" if step is None else f"step {step}; available: {listed}"
-    return f"workdir {location.at(workdir).name} has no {which}"
+    return moved
 
 
 def _none_usable(workdir: Path, damaged: dict[int, str]) -> NoUsableCheckpoint:

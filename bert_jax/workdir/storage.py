@@ -14,9 +14,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from bert_jax import files
 from bert_jax.errors import (
@@ -29,7 +29,6 @@ from bert_jax.errors import (
 )
 from bert_jax.runtime import network
 
-_T = TypeVar("_T")
 # Seconds without a connection, and without a byte of an answer.
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 60.0
 # Seconds for a request of a few kilobytes, including retries.
@@ -205,15 +204,6 @@ def _call(*arguments: Any, **options: Any) -> tuple[Any, bytes]:
 
 
 # --- what fails -----------------------------------------------------------------------------------
-
-
-def asking(place: str, call: Callable[[], _T], *, patience: float | None = None) -> _T:
-    """Returns the result of `call`, a repeatable request about a place.
-
-    Retries while the network fails, for `patience` seconds. Raises the errors of `failures`.
-    """
-    with failures(place):
-        return network.retrying(call, name=place, patience=patience)
 
 
 @contextlib.contextmanager

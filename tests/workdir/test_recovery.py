@@ -139,32 +139,11 @@ def test_the_newest_good_step(saved, capsys):
     assert [p.name.split("-")[0] for p in (saved / "set_aside").iterdir()] == ["12"]
 
 
-def test_a_step_that_lost_its_manifest_is_kept_and_one_that_never_had_one_is_not(saved):
-    (step_of(saved, 12) / "manifest.json").unlink()
-    shutil.copytree(step_of(saved, 8), step_of(saved, 16))
-    (step_of(saved, 16) / "manifest.json").unlink()
-    assert checkpoint.incomplete_steps(saved) == [12, 16]
-    assert recovery.prepare_resume(saved) == 8
-    assert checkpoint.incomplete_steps(saved) == []
-    assert [p.name.split("-")[0] for p in (saved / "set_aside").iterdir()] == ["12"]
-
-
-def _forget(workdir, step):
-    """Does as a kill between the commit of Orbax and the manifest: there is no event."""
-    (step_of(workdir, step) / "manifest.json").unlink()
-    events = workdir / location.EVENTS
-    lines = events.read_text().splitlines(keepends=True)
-    events.write_text("".join(line for line in lines if f'"step": {step},' not in line))
-
-
 def test_a_step_without_a_manifest_is_removed(saved):
-    """Committed by Orbax, or a save in a bucket that was cut off."""
-    shutil.copytree(step_of(saved, 12), step_of(saved, 20))
-    for name in ("manifest.json", "commit_success.txt"):
-        (step_of(saved, 20) / name).unlink()
-    _forget(saved, 12)
+    """A kill between the commit of Orbax and the manifest leaves such a step."""
+    (step_of(saved, 12) / "manifest.json").unlink()
     # A reader writes nothing.
-    assert recovery.newest_good_step(saved) == 8 and checkpoint.steps(saved) == [4, 8]
+    assert recovery.newest_good_step(saved) == 8 and checkpoint.incomplete_steps(saved) == [12]
     assert recovery.prepare_resume(saved) == 8
     assert checkpoint.steps(saved) == [4, 8] and checkpoint.incomplete_steps(saved) == []
     assert not (saved / "set_aside").exists()
@@ -208,6 +187,7 @@ def test_no_step_verifies(saved):
         (step_of(saved, step) / "_CHECKPOINT_METADATA").write_text("{}")
     with pytest.raises(NoUsableCheckpoint, match=r"step 12: .*step 8: .*step 4: _CHECKPOINT"):
         recovery.prepare_resume(saved)
+    assert checkpoint.steps(saved) == [4, 8, 12], "nothing is removed"
     shutil.rmtree(saved / "checkpoints")
     with pytest.raises(NoUsableCheckpoint, match="its checkpoints are missing"):
         recovery.prepare_resume(saved)
@@ -303,7 +283,7 @@ def test_the_verb_checkpoints(saved, capsys, trained):
     assert main(["checkpoints", "list", str(workdir / "none")]) == 2
 
 
-@pytest.mark.parametrize("text", ["5", "[1]", "[" * 100_000, "x", '{"step": 1.5}', '{"loss": 1}'])
+@pytest.mark.parametrize("text", ["5", "[1]", "[" * 100_000, "x"])
 def test_a_damaged_log_is_an_error(tmp_path, text):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "loss": 2}}\n{text}\n{{"step": 2}}\n')
     with pytest.raises(DataDamaged, match=r"metrics\.jsonl"):
