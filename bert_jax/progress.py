@@ -135,23 +135,16 @@ class Progress:
 
     def __enter__(self) -> Self:
         if not self._hidden and sys.stderr.isatty():
+            from rich import progress
             from rich.console import Console
-            from rich.progress import (
-                BarColumn,
-                TaskProgressColumn,
-                TextColumn,
-                TimeElapsedColumn,
-                TimeRemainingColumn,
-            )
-            from rich.progress import Progress as RichProgress
 
-            self._bar = RichProgress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[text]}", markup=False),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(bar_width=24),
+                progress.TaskProgressColumn(),
+                progress.TextColumn("{task.fields[text]}", markup=False),
+                progress.TimeElapsedColumn(),
+                progress.TimeRemainingColumn(),
                 console=Console(stderr=True),
             )
             self._task = self._bar.add_task(
@@ -201,11 +194,7 @@ class Progress:
 
     def print(self, text: str) -> None:
         """Prints a line that stays, above the bar."""
-        if self._bar is not None:
-            with contextlib.suppress(OSError):
-                self._bar.console.print(shown(text), markup=False, highlight=False)
-        else:
-            note(text)
+        (note if self._bar is None else say)(text)
 
     def _line(self) -> None:
         share = f" {100 * self.done / self.total:.0f} %" if self.total else ""

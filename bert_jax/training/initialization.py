@@ -85,18 +85,13 @@ class Initialization:
                 "determines the model: leave the option out"
             )
         if self._source is not None:
-            more = model.max_position_embeddings > fewer
+            more = model.max_position_embeddings
+            longer = f" (its {fewer} positions become {more})" if more > fewer else ""
             note(
                 f"`init_from` {self._init_from}: its model, {model.num_hidden_layers} layers of "
-                f"{model.hidden_size}, {model.vocab_size:,} token embeddings, {fewer} positions; "
-                f"config {config.name!r} sets data, phases, optimizer and dropout"
+                f"{model.hidden_size}, {model.vocab_size:,} token embeddings{longer}; config "
+                f"{config.name!r} sets data, phases, optimizer and dropout"
             )
-            if more:
-                note(
-                    f"`init_from` {self._init_from}: its {fewer} positions become "
-                    f"{model.max_position_embeddings}: the new positions are initialized from the "
-                    "checkpoint's"
-                )
         return dataclasses.replace(config, model=model)
 
     def require_tokenizer_of(self, corpus: Corpus) -> None:
@@ -199,14 +194,11 @@ def _with_frequencies(
     counts = token_counts(corpus.train, config.model.vocab_size) + 1
     shares = np.log(counts / counts.sum()).astype(np.float32)
 
-    def with_bias(tree: Any, names: Sequence[str]) -> Any:
-        if names:
-            return {**tree, names[0]: with_bias(tree[names[0]], names[1:])}
-        return jax.make_array_from_callback(
-            shares.shape, tree.sharding, lambda index: shares[index]
-        )
+    biases = {(part, *bias) for part in parts if (bias := PARTS[part].output_bias) is not None}
 
-    for part in parts:
-        if PARTS[part].output_bias is not None:
-            params = with_bias(params, (part, *PARTS[part].output_bias))
-    return params
+    def begun(path: Any, leaf: jax.Array) -> jax.Array:
+        if tuple(entry.key for entry in path) not in biases:
+            return leaf
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: shares[index])
+
+    return jax.tree_util.tree_map_with_path(begun, params)

@@ -128,8 +128,7 @@ def bert_adamw(config: OptimizerConfig) -> Direction:
     effect is small, and `bias_correction` enables it. Decay applies to every parameter except
     biases and norms, chosen by name.
     """
-    chain = adam_with_decay(config, bias_correction=config.bias_correction)
-    return Direction(chain.init, chain.update)
+    return Direction(*adam_with_decay(config, bias_correction=config.bias_correction))
 
 
 @section
@@ -137,8 +136,7 @@ class AdamW(Optimizer, kind="adamw"):
     """AdamW as in its paper (Loshchilov and Hutter 2019), with bias correction."""
 
     def transformation(self) -> Direction:
-        chain = adam_with_decay(self, bias_correction=True)
-        return Direction(chain.init, chain.update)
+        return Direction(*adam_with_decay(self, bias_correction=True))
 
 
 def adam_with_decay(
