@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.workdir import checkpoint
-from tests.chaos import IS_LONG, long_form
+from tests.chaos import IS_LONG
 from tests.chaos.runs import CONFIG, STEPS, Started, lines, losses, state_digest
 
 pytestmark = pytest.mark.chaos
@@ -27,17 +27,6 @@ def test_saves_that_fail_and_then_succeed(tmp_path, corpus, finished, failures):
     assert [e["in_a_row"] for e in failed] == list(range(1, failures + 1))
     assert "No space left on device" in run.log()
     assert _end(run.workdir) == _end(finished)
-
-
-@long_form
-def test_too_many_failed_saves_end_the_run(tmp_path, corpus, finished):
-    run = Started(tmp_path / "run", corpus, faults=["failing-saves=99"])
-    assert run.finish() == [7], run.log()
-    trained = max(row["step"] for row in lines(run.workdir / "metrics.jsonl"))
-    assert trained >= 3 * CONFIG.checkpoint.every_steps
-    again = Started(tmp_path / "run", corpus)
-    assert again.finish() == [0], again.log()
-    assert _end(again.workdir) == _end(finished)
 
 
 def test_a_full_disk_ends_the_run_and_keeps_good_steps(tmp_path, corpus, finished):

@@ -1,7 +1,6 @@
 """A diverging run gets a warning and is stopped; a slow run is not."""
 
 import dataclasses
-import json
 import math
 from types import SimpleNamespace
 from typing import cast
@@ -17,6 +16,7 @@ from bert_jax.objectives.objective import Objective
 from bert_jax.training import divergence
 from bert_jax.training.divergence import Divergence
 from bert_jax.training.loop import Run
+from bert_jax.workdir import log_reader
 from tests import tiny_corpus
 
 
@@ -58,46 +58,39 @@ def test_a_loss_that_stays_too_high_is_warned_and_stopped():
     assert len(warnings_of([11.0] * 30 + [4.0] + [11.0] * 30)) == 2
 
 
-def test_a_diverged_run_ends_with_its_code(tmp_path, corpus, capsys, monkeypatch):
-    monkeypatch.setattr(divergence, "_STEPS_UNTIL_END", 30)
+def run(tmp_path, corpus, optimizer: OptimizerConfig) -> tuple[int, list[dict]]:
+    """Returns the exit code and the events of a run of at most 300 steps."""
     config = tiny_corpus.tiny_config(
         model=dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1),
-        optimizer=OptimizerConfig(learning_rate=10.0, warmup_steps=2),
+        optimizer=optimizer,
         phases=(
             PhaseConfig(sequence_length=32, steps=300, global_batch_size=8, max_predictions=5),
         ),
         evaluation=EvaluationConfig(every_steps=1000, num_examples=16, batch_size=16),
         checkpoint=CheckpointConfig(every_steps=1000),
     )
-    path = tiny_corpus.write_config(tmp_path / "ten.json", config)
+    path = tiny_corpus.write_config(tmp_path / "tiny.json", config)
     workdir = tmp_path / "run"
-    command = ["pretrain", str(path), "--corpus", str(corpus), "--workdir", str(workdir)]
-    assert main(command) == 8
+    code = main(["pretrain", str(path), "--corpus", str(corpus), "--workdir", str(workdir)])
+    return code, log_reader.read_events(workdir)
+
+
+def test_a_diverged_run_ends_with_its_code(tmp_path, corpus, capsys, monkeypatch):
+    monkeypatch.setattr(divergence, "_STEPS_UNTIL_END", 30)
+    code, events = run(tmp_path, corpus, OptimizerConfig(learning_rate=10.0, warmup_steps=2))
     said = capsys.readouterr().err
-    assert "warning: step 2" in said and "the run has diverged" in said and "--workdir" in said
-    events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
+    assert code == 8 and "warning: step 2" in said and "the run has diverged" in said
+    assert "--workdir" in said
     assert events[-1]["reason"] == "diverged" and events[-1]["step"] < 300
 
 
 def test_updates_that_are_not_finite_end_with_their_code(tmp_path, corpus, capsys):
     """Every update is skipped, until there are more than optimizer.max_skipped_updates."""
-    config = tiny_corpus.tiny_config(
-        model=dataclasses.replace(tiny_corpus.tiny_config().model, num_hidden_layers=1),
-        optimizer=OptimizerConfig(learning_rate=1e30, warmup_steps=2, max_skipped_updates=5),
-        phases=(
-            PhaseConfig(sequence_length=32, steps=300, global_batch_size=8, max_predictions=5),
-        ),
-        evaluation=EvaluationConfig(every_steps=1000, num_examples=16, batch_size=16),
-        checkpoint=CheckpointConfig(every_steps=1000),
-    )
-    path = tiny_corpus.write_config(tmp_path / "huge.json", config)
-    workdir = tmp_path / "run"
-    command = ["pretrain", str(path), "--corpus", str(corpus), "--workdir", str(workdir)]
-    assert main(command) == 6
+    optimizer = OptimizerConfig(learning_rate=1e30, warmup_steps=2, max_skipped_updates=5)
+    code, events = run(tmp_path, corpus, optimizer)
     said = capsys.readouterr().err
-    assert "update skipped (1 of at most 5)" in said and "optimizer.learning_rate" in said
-    events = [json.loads(line) for line in (workdir / "events.jsonl").read_text().splitlines()]
+    assert code == 6 and "update skipped (1 of at most 5)" in said
+    assert "optimizer.learning_rate" in said
     assert events[-1]["reason"] == "non-finite" and events[-1]["step"] < 20
     assert [e["loss"] for e in events if e["event"] == "skip"] == ["nan"] * 7
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["loss"] is None
+    assert log_reader.read_rows(tmp_path / "run")[-1]["loss"] is None

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.__main__ import main
+from bert_jax.config import TrainConfig
 from bert_jax.data.corpus.prepare import prepare
 from bert_jax.data.corpus.store import open_corpus
 from bert_jax.data.pretraining.pipeline import EvaluationSet
@@ -34,18 +35,19 @@ def params():
     return jax.tree.map(lambda x: 6 * x, fresh)
 
 
-def evaluated(params, corpus, *, devices: int, batch_size: int, **changes) -> dict[str, float]:
-    options = dataclasses.replace(_CONFIG.evaluation, batch_size=batch_size, **changes)
-    config = dataclasses.replace(_CONFIG, evaluation=options)
+def evaluated(params, corpus, config=_CONFIG, *, devices=1, phase=_CONFIG.phases[0]):
     mesh = sharding.make_mesh(fsdp=devices, tensor=1, devices=jax.local_devices()[:devices])
     with jax.set_mesh(mesh):
         placed = jax.device_put(params, NamedSharding(mesh, jax.P()))
-        held_out = HeldOut(
-            config, config.phases[0], corpus=open_corpus(corpus), mesh=mesh, params=placed
-        )
+        held_out = HeldOut(config, phase, corpus=open_corpus(corpus), mesh=mesh, params=placed)
         scores = held_out.run(placed)
     assert scores is not None and scores.keys() == {"validation"}
     return scores["validation"]
+
+
+def evaluating(**changes) -> TrainConfig:
+    options = dataclasses.replace(_CONFIG.evaluation, **changes)
+    return dataclasses.replace(_CONFIG, evaluation=options)
 
 
 def by_hand(params, corpus, *, num_examples: int) -> dict[str, float]:
@@ -85,7 +87,7 @@ def by_hand(params, corpus, *, num_examples: int) -> dict[str, float]:
 def test_the_numbers_are_those_of_the_definition(params, corpus, devices, batch_size):
     """50 examples divide by none of these batches: the last is filled with what counts for 0."""
     expected = by_hand(params, corpus, num_examples=50)
-    values = evaluated(params, corpus, devices=devices, batch_size=batch_size)
+    values = evaluated(params, corpus, evaluating(batch_size=batch_size), devices=devices)
     assert values.keys() == expected.keys()
     for name, value in values.items():
         # An error of the loss is a share of its exponential.
@@ -95,40 +97,22 @@ def test_the_numbers_are_those_of_the_definition(params, corpus, devices, batch_
 
 
 def test_more_examples_than_there_are_is_all_of_them(params, corpus):
-    few = evaluated(params, corpus, devices=1, batch_size=64)
-    every = evaluated(params, corpus, devices=1, batch_size=64, num_examples=10**6)
-    again = evaluated(params, corpus, devices=1, batch_size=64, num_examples=10**7)
+    few, every, again = (
+        evaluated(params, corpus, evaluating(num_examples=number)) for number in (50, 10**6, 10**7)
+    )
     assert few != every == again
 
 
 def test_runs_of_other_seeds_see_the_same_examples(params, corpus):
-    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
-    results = []
-    with jax.set_mesh(mesh):
-        for seed in (0, 1):
-            held_out = HeldOut(
-                dataclasses.replace(_CONFIG, seed=seed),
-                _CONFIG.phases[0],
-                corpus=open_corpus(corpus),
-                mesh=mesh,
-                params=params,
-            )
-            results.append(held_out.run(params))
-    assert results[0] == results[1] is not None
+    other = dataclasses.replace(_CONFIG, seed=1)
+    assert evaluated(params, corpus, other) == evaluated(params, corpus)
 
 
-def test_a_phases_own_mask_rate_is_not_that_of_its_evaluation(params, corpus):
+def test_a_phases_own_mask_rate_and_batch_are_not_those_of_its_evaluation(params, corpus):
     """Else the curve would jump where the rate changes, or the room for predictions."""
-    mesh = sharding.make_mesh(fsdp=1, tensor=1, devices=jax.devices()[:1])
-    usual = _CONFIG.phases[0]
-    results = []
-    with jax.set_mesh(mesh):
-        for changes in ({}, {"masked_lm_prob": 0.4, "max_predictions": 19}):
-            phase = dataclasses.replace(usual, **changes)
-            corpus_ = open_corpus(corpus)
-            held_out = HeldOut(_CONFIG, phase, corpus=corpus_, mesh=mesh, params=params)
-            results.append(held_out.run(params))
-    assert results[0] == results[1] is not None
+    changes = {"masked_lm_prob": 0.4, "max_predictions": 19, "global_batch_size": 24}
+    phase = dataclasses.replace(_CONFIG.phases[0], **changes)
+    assert evaluated(params, corpus, phase=phase) == evaluated(params, corpus)
 
 
 def test_nothing_counted_is_a_loss_of_zero():

@@ -1,9 +1,7 @@
 """A run with different phases (rate, theta, mask rate, length, batch), also when interrupted."""
 
-import dataclasses
 from pathlib import Path
 
-import jax
 import pytest
 
 from bert_jax.__main__ import main
@@ -15,14 +13,10 @@ from bert_jax.config import (
     PhaseConfig,
     TrainConfig,
 )
-from bert_jax.config_checks import complete
-from bert_jax.data.corpus.store import open_corpus
 from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.runtime.stop import Preemption
-from bert_jax.training.pretrain import Pretraining
 from bert_jax.update.schedules import Constant, WarmupStableDecay
 from bert_jax.update.stable_adamw import StableAdamW
-from bert_jax.update.state import TrainState
 from bert_jax.workdir import log_reader
 from tests import tiny_corpus
 from tests.batches import mesh_of
@@ -170,19 +164,6 @@ def test_a_run_that_is_cut_in_and_at_each_boundary_has_the_same_bits(
 def saved(workdir: Path) -> list[int]:
     folder = workdir / "checkpoints"
     return [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
-
-
-def test_mask_rate_and_batch_of_a_phase_do_not_change_its_evaluation(corpus):
-    """Two phases evaluate the same parameters to the same score."""
-    config = long_config()
-    one = config.phases[0]
-    other = dataclasses.replace(one, global_batch_size=16, masked_lm_prob=0.15)
-    config = complete(dataclasses.replace(config, phases=(one, other)))
-    with jax.set_mesh(mesh_of(2)):
-        params = TrainState.initial(config, mesh_of(2)).params
-        job = Pretraining(config, open_corpus(corpus), mesh_of(2), peak=1.0)
-        before, after = (job.evaluation(phase, params).run(params) for phase in (0, 1))
-    assert before == after
 
 
 def test_a_checkpoint_is_the_model_of_its_phase(whole):

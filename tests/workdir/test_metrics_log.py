@@ -1,6 +1,5 @@
 """The logs of a run: rows and events, rewound on resume, on a full disk."""
 
-import errno
 import json
 import resource
 
@@ -130,22 +129,3 @@ def test_rows_that_a_full_disk_rejected_are_written_later(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard" / tmp_path.name / "train"))
     events.Reload()
     assert [e.step for e in events.Scalars("loss")] == list(range(1, 21))
-
-
-def test_a_curve_starts_with_a_later_row_if_the_disk_is_full(tmp_path, monkeypatch):
-    """The first row of a split comes in the middle of a run, when the disk may be full."""
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    journal = metrics_log.MetricsLogger(tmp_path)
-    journal.open_curves([])
-    with monkeypatch.context() as patch:
-        patch.setattr(metrics_log.Path, "mkdir", full)
-        journal.row(step=1, split="validation", loss=6.0)
-    curve = tmp_path / "tensorboard" / tmp_path.name / "validation"
-    assert not curve.exists()
-    journal.row(step=2, split="validation", loss=5.0)
-    journal.close()
-    assert len(list(curve.iterdir())) == 1
-    assert [row["step"] for row in log_reader.read_rows(tmp_path)] == [1, 2]
