@@ -46,6 +46,7 @@ class Started:
         faults: Sequence[str] = (),
         faults_of: dict[int, Sequence[str]] | None = None,
         options: Sequence[str] = (),
+        options_of: dict[int, Sequence[str]] | None = None,
         processes: int = 1,
         devices: int = 1,
         config=CONFIG,
@@ -73,7 +74,7 @@ class Started:
             command = [sys.executable, "-m", "tests.chaos.faulty"]
             command += [*faults, *(faults_of or {}).get(rank, ()), "--", "pretrain", str(named)]
             command += ["--corpus", str(corpus), "--workdir", workdir or str(self.workdir)]
-            command += [*options, *together]
+            command += [*options, *(options_of or {}).get(rank, ()), *together]
             command += ["--process-id", str(rank)] if together else []
             with (directory / f"log.{rank}").open("ab") as log:
                 self.processes.append(

@@ -1,15 +1,13 @@
 """SIGKILL at any time: the run resumes and ends with the bits of an undisturbed run."""
 
-import dataclasses
 import random
 import shutil
 import time
 
 import pytest
 
-from bert_jax.workdir import checkpoint
-from tests.chaos import IS_LONG, long_form
-from tests.chaos.runs import CONFIG, STEPS, Started, lines, losses, state_digest
+from tests.chaos import IS_LONG
+from tests.chaos.runs import STEPS, Started, lines, losses, state_digest
 from tests.limits import HUNG
 
 pytestmark = pytest.mark.chaos
@@ -66,20 +64,3 @@ def test_kills(tmp_path, corpus, request, processes, faults):
     assert max(e["step"] for e in lines(run.workdir / "events.jsonl") if "step" in e) == STEPS
     assert unfinished or not IS_LONG
     print(f"{kills} kills, {unfinished} of them left an unfinished save")
-
-
-@long_form
-def test_a_kill_between_commit_and_manifest(tmp_path, corpus):
-    """The step is incomplete: the next start removes it and resumes from the step before."""
-    every = dataclasses.replace(CONFIG.checkpoint, every_steps=1000, every_minutes=0.01)
-    config = dataclasses.replace(CONFIG, checkpoint=every)
-    run = Started(
-        tmp_path / "run", corpus, processes=2, config=config, faults=["save=600", "step=0.1"]
-    )
-    run.until(lambda: "chaos: saving" in run.log())
-    run.kill()
-    assert checkpoint.steps(run.workdir) == []
-    again = Started(tmp_path / "run", corpus, processes=2, config=config)
-    assert again.finish() == [0, 0], again.log()
-    assert "resuming at step" not in again.log()
-    assert max(checkpoint.steps(again.workdir)) == STEPS

@@ -4,12 +4,13 @@ import itertools
 import json
 import multiprocessing
 import re
+import shutil
 import time
 
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.workdir import location, lock, log_reader
+from bert_jax.workdir import checkpoint, location, lock, log_reader
 from bert_jax.workdir.location import OWNER
 from tests import tiny_corpus
 from tests.chaos import IS_LONG, long_form
@@ -141,11 +142,14 @@ def test_kills_between_parts(tmp_path, corpus, finished, number):
     workdir = f"gs://bucket/killed-{number}"
     where = ("storage:write_version", "manifest:write", "location:Location._upload")[number % 3]
     with reached() as address:
-        variables = environment(address)
+        (own := tmp_path / "own").mkdir()
+        variables = environment(address) | {"TMPDIR": str(own)}
         fault = f"killed=bert_jax.workdir.{where}:{2 + number // 3}"
         run = Started(tmp_path / "run", corpus, faults=[fault], variables=variables,
                       workdir=workdir)  # fmt: skip
         assert run.finish() == [-9], run.log()
+        shutil.rmtree(own)
+        own.mkdir()
         again = Started(tmp_path / "again", corpus, faults=["stale=2"], variables=variables,
                         workdir=workdir)  # fmt: skip
         assert again.finish() == [0], again.log()
@@ -153,3 +157,5 @@ def test_kills_between_parts(tmp_path, corpus, finished, number):
         assert losses(copy) == losses(finished)
         events = [event["event"] for event in log_reader.read_events(copy)]
         assert events.count("stop") == 1, events
+        assert checkpoint.steps(copy) == [36, 40], "older steps are removed in the bucket"
+        assert list(own.iterdir()) == [], "the local folder is removed"
