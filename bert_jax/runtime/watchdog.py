@@ -1,4 +1,4 @@
-"""Ends a process that hangs, and reports what it was doing and where.
+"""Ends a process that hangs, and reports what it was doing.
 
 JAX detects a peer that died, but not one that hangs. Therefore the loop reports its progress
 (`watchdog.at("step 12")`). A thread that sees no report for `deadline_seconds` prints all stacks
@@ -8,10 +8,8 @@ GIL), the C thread of faulthandler ends the process five seconds later.
 
 import faulthandler
 import os
-import sys
 import threading
 import time
-import types
 from typing import Self
 
 import jax
@@ -35,7 +33,6 @@ class Watchdog:
         self._doing: tuple[str, float, float] = ("start", time.monotonic(), deadline_seconds)
         self._armed_at = 0.0
         self._is_over = threading.Event()
-        self._main = threading.main_thread().ident
 
     def __enter__(self) -> Self:
         self.at("start")
@@ -72,11 +69,10 @@ class Watchdog:
         # The terminal may block.
         faulthandler.dump_traceback_later(_BACKSTOP_SECONDS, exit=True, file=_STDERR)
         rank, ranks = jax.process_index(), jax.process_count()
-        place = _place(sys._current_frames().get(self._main or 0))
         say("")  # the current line of the terminal may be incomplete
         say(
             f"bert-jax: process {rank} of {ranks} hangs: no progress for {seconds:.0f} s in "
-            f"{what!r}, at {place}"
+            f"{what!r}; the stacks of its threads are below"
         )
         say(
             "The state on disk is intact: the same command resumes from the newest checkpoint. If "
@@ -84,14 +80,3 @@ class Watchdog:
         )
         faulthandler.dump_traceback(all_threads=True, file=_STDERR)
         os._exit(HANG)
-
-
-def _place(frame: types.FrameType | None) -> str:
-    """Returns the innermost line of this package, and the innermost line of all."""
-    if frame is None:
-        return "an unknown line"
-    ours: types.FrameType | None = frame
-    while ours is not None and "bert_jax" not in ours.f_code.co_filename:
-        ours = ours.f_back
-    frames = [frame] if ours is None or ours is frame else [ours, frame]
-    return ", in ".join(f"{f.f_code.co_filename}:{f.f_lineno} ({f.f_code.co_name})" for f in frames)

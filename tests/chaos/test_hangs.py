@@ -64,7 +64,7 @@ def test_hang(tmp_path, corpus, what, repeat):
     if processes > 1 and what != "stopped":
         assert any(f"process {rank}" in log for log in logs), logs
     if what != "gil":
-        assert any("hangs: no progress for" in log and ".py:" in log for log in logs)
+        assert any("hangs: no progress for" in log for log in logs)
     # A stopped process prints nothing, so the stack of the other process is expected.
     stack = logs[0 if what == "stopped" else rank]
     assert "Current thread" in stack or "Thread 0x" in stack, logs
