@@ -6,7 +6,6 @@ import jax
 import torch
 
 from bert_jax.config import TrainConfig
-from bert_jax.update.schedules import learning_rate
 
 
 def without_decay_in_bert(name: str, _: torch.nn.Parameter) -> bool:
@@ -43,7 +42,7 @@ class Updates:
         self._optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), config.optimizer.clip_norm)
-        rate = learning_rate(
+        rate = config.optimizer.schedule.rate(
             jax.numpy.int32(step), config=config.optimizer, total_steps=config.total_steps
         )
         for group in self._optimizer.param_groups:

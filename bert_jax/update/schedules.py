@@ -14,11 +14,6 @@ from bert_jax.config import Optimizer, Schedule
 from bert_jax.config.fields import Natural, Positive, Share, section, setting
 
 
-def learning_rate(step: jax.Array, *, config: Optimizer, total_steps: int) -> jax.Array:
-    """Returns the float32 learning rate of update `step`, an int32 scalar from 0."""
-    return config.schedule.rate(step, config=config, total_steps=total_steps)
-
-
 def bert_linear(step: jax.Array, *, config: Optimizer, total_steps: int) -> jax.Array:
     """Rises linearly for `warmup_steps`, and falls linearly to 0 (google-research/bert).
 

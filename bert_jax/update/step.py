@@ -15,7 +15,6 @@ from bert_jax.objectives.objective import Objective
 from bert_jax.update import optimizers, skip_updates
 from bert_jax.update.compiler_options import for_platform
 from bert_jax.update.layer_rates import layer_rates
-from bert_jax.update.schedules import learning_rate
 from bert_jax.update.state import TrainState
 
 Batch = dict[str, jax.Array]
@@ -71,7 +70,7 @@ def train_step(
         gradients, state.opt_state, state.params, norm=norm, should_apply=should_apply
     )
     step = state.step - schedule.start if schedule.start else state.step
-    rate = learning_rate(step, config=config.optimizer, total_steps=len(schedule))
+    rate = config.optimizer.schedule.rate(step, config=config.optimizer, total_steps=len(schedule))
 
     def moved(p, d, r=None):
         return jnp.where(should_apply, p - (rate if r is None else rate * r) * d, p)

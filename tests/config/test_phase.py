@@ -11,7 +11,7 @@ from bert_jax.config import OptimizerConfig, PhaseConfig, TrainConfig, growing
 from bert_jax.config_checks import complete, validate
 from bert_jax.config_loader import load_config, override
 from bert_jax.errors import UsageError
-from bert_jax.update.schedules import Constant, WarmupStableDecay, learning_rate
+from bert_jax.update.schedules import Constant, WarmupStableDecay
 
 _BASE = TrainConfig(
     model=configs.ModelConfig(position_embedding_type="rotary"),
@@ -114,7 +114,9 @@ class Recipe:
         span = self.config.schedule_span(number)
         inside = (tokens - self._tokens[number]) / phase.global_batch_size / phase.sequence_length
         update = round((0, *self.config.phase_ends)[number] + inside) - span.start
-        rate = learning_rate(jnp.int32(update), config=config.optimizer, total_steps=len(span))
+        rate = config.optimizer.schedule.rate(
+            jnp.int32(update), config=config.optimizer, total_steps=len(span)
+        )
         facts = {
             "rows": phase.global_batch_size,
             "length": phase.sequence_length,

@@ -19,7 +19,6 @@ from bert_jax.objectives.task import TaskObjective
 from bert_jax.registry import TASKS
 from bert_jax.tasks.task_data import Sources, load_task
 from bert_jax.update.layer_rates import layer_rates
-from bert_jax.update.schedules import learning_rate
 from bert_jax.update.state import TrainState
 from bert_jax.update.step import train_step
 from tests import tiny_tasks
@@ -100,7 +99,7 @@ def test_the_losses_are_those_of_transformers(tmp_path):
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(theirs.parameters(), rule.clip_norm)
-            rate = learning_rate(jax.numpy.int32(step), config=rule, total_steps=50)
+            rate = rule.schedule.rate(jax.numpy.int32(step), config=rule, total_steps=50)
             for group in optimizer.param_groups:
                 group["lr"] = float(rate)
             optimizer.step()

@@ -8,7 +8,6 @@ import pytest
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.update.optimizers import bert_adamw, decay_mask
-from bert_jax.update.schedules import learning_rate
 
 pytestmark = pytest.mark.core
 
@@ -21,7 +20,7 @@ def tf1_learning_rate(step: int, *, rate: float, warmup: int, total: int) -> flo
 @pytest.mark.parametrize("step", [0, 1, 9_999, 10_000, 10_001, 123_457, 500_000, 999_998, 999_999])
 def test_learning_rate_within_one_ulp(step):
     config = OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000)
-    ours = jax.jit(lambda s: learning_rate(s, config=config, total_steps=1_000_000))(
+    ours = jax.jit(lambda s: config.schedule.rate(s, config=config, total_steps=1_000_000))(
         jnp.int32(step)
     )
     exact = tf1_learning_rate(step, rate=1e-4, warmup=10_000, total=1_000_000)
@@ -77,7 +76,7 @@ def test_200_updates_equal_tf1():
     @jax.jit
     def update(params, opt_state, gradient, step):
         direction, opt_state = optimizer.update(gradient, opt_state, params)
-        rate = learning_rate(step, config=config, total_steps=200)
+        rate = config.schedule.rate(step, config=config, total_steps=200)
         return jax.tree.map(lambda p, d: p - rate * d, params, direction), opt_state
 
     ours = nested(params)

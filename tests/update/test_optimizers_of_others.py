@@ -11,7 +11,6 @@ from bert_jax.config import Optimizer, OptimizerConfig, Schedule
 from bert_jax.model import sharding
 from bert_jax.registry import SCHEDULES
 from bert_jax.update import muon, optimizers
-from bert_jax.update.schedules import learning_rate
 from tests.batches import mesh_of
 from tests.optimizer_gradients import (
     RATES,
@@ -154,7 +153,7 @@ def test_schedules_at_their_bends(name, warmup):
         schedule=Schedule.of_kind(name)(**changes), learning_rate=_RATE, warmup_steps=warmup
     )
     bends = [0, 1, 99, 100, 101, 500, 599, 600, 601, 640, 700, 800, 900, 999, 1000]
-    rate_of = jax.jit(lambda step: learning_rate(step, config=config, total_steps=_TOTAL))
+    rate_of = jax.jit(lambda step: config.schedule.rate(step, config=config, total_steps=_TOTAL))
     for step in bends:
         ours, exact = rate_of(jnp.int32(step)), in_float64(name, step, warmup=warmup)
         assert ours.dtype == jnp.float32
