@@ -64,6 +64,7 @@ class Saver:
             kept=kept,
             facts=facts,
             on_saved=lambda step, seconds: logger.event("save", step=step, seconds=seconds),
+            guard=location.guard,
         )
         self._max_failed = config.checkpoint.max_failed_saves
         # The newest step that is saved or being saved; None if that save has failed.
@@ -130,7 +131,7 @@ class Saver:
         problem, is_whole = None, False
         try:
             is_whole = self._checkpoints.wait()
-        except (StorageFailed, Unreachable) as error:
+        except _KINDS as error:
             problem = error
         if not self._has_failed(problem) and is_whole:
             self._failed = 0

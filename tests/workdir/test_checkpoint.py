@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from bert_jax.config import CheckpointConfig, ModelConfig, TrainConfig
-from bert_jax.errors import NoUsableCheckpoint
+from bert_jax.errors import NoUsableCheckpoint, WorkdirTaken
 from bert_jax.update.state import TrainState
 from bert_jax.workdir import checkpoint
 from bert_jax.workdir.checkpoint import Checkpoints
@@ -60,6 +60,17 @@ def two_steps(tmp_path_factory):
 def saved(tmp_path, two_steps):
     """A workdir with steps 1 and 2, saved on eight devices."""
     return shutil.copytree(two_steps, tmp_path / "run")
+
+
+def test_a_replaced_trainer_completes_no_save_and_removes_no_step(saved):
+    def guard(patience):
+        raise WorkdirTaken("process 7 trains")
+
+    checkpoints = Checkpoints(saved, CheckpointConfig(keep_last=1), guard=guard)
+    checkpoints.save(numbers(_CONFIG, step=3).to_mesh(mesh_of(8)), step=3)
+    with pytest.raises(WorkdirTaken):
+        checkpoints.close()
+    assert checkpoint.steps(saved) == [1, 2]
 
 
 @pytest.mark.parametrize("there, back", [(8, 1), (1, 8), (8, 8)])
