@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.model.attention import Call
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.mask import Mask
 from bert_jax.registry import ATTENTION
@@ -48,7 +49,7 @@ def layer(name: str, mask: Mask, rate: float):
     key = DropoutKey.create(seed=0, step=jnp.uint32(0), rows_B=rows) if rate else None
 
     def outputs(q, k, v):
-        found = ATTENTION[name].attend(q, k, v, mask=mask, bias_BHLS=None, key=key, rate=rate)
+        found = ATTENTION[name].attend(Call(q, k, v, mask, None, key, rate))
         return jnp.where(real, found, 0)
 
     def both(q, k, v, g):

@@ -151,26 +151,6 @@ def test_a_tpu_takes_the_product_of_the_scores_twice_for_the_same_numbers(monkey
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def test_both_round_alike_in_bfloat16():
-    """Scores and softmax are float32 in either, and the result has the type of the values."""
-    q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in arrays(3))
-    ids = sequence_ids()
-    outputs = [
-        ATTENTION[name](q, k, v, mask=Mask.of_rows(ids, ids), key=None, dropout_rate=0.0)
-        for name in _BACK_ENDS
-    ]
-    exact = formula(
-        *(jnp.asarray(x, jnp.float32) for x in (q, k, v)),
-        ids_BL=ids,
-        key=DropoutKey.create(seed=0, step=jnp.int32(0), rows_B=jnp.arange(_ROWS)),
-        rate=0.0,
-    )
-    for out in outputs:
-        assert out.dtype == jnp.bfloat16
-        # A few roundings of 2^-9 each, of values up to 3.
-        np.testing.assert_allclose(np.asarray(out, np.float32), exact, atol=0.03)
-
-
 # --- a window ------------------------------------------------------------------------------------
 
 _PACKED = (50, 40)  # two sequences; padding follows
@@ -208,25 +188,3 @@ def test_a_window_is_computed_in_blocks_and_equals_the_formula(window, length):
         assert_close(found_of(*placed), expected)
         text = found_of.lower(*placed).compile().as_text()
     assert not re.search(r"all-(gather|to-all|reduce)|collective-permute", text)
-
-
-def test_a_window_keeps_nothing_of_length_times_length():
-    length = 96
-    by_attention = {}
-    for name in ("fused", "plain"):
-        function, arguments = _in_a_window(ATTENTION[name], 16, length)
-        shapes = re.findall(r"tensor<([\dx]+)x[a-z]\w*>", function.lower(*arguments).as_text())
-        by_attention[name] = any(shape.split("x").count(str(length)) > 1 for shape in shapes)
-    assert by_attention == {"fused": False, "plain": True}
-
-
-def test_a_window_at_some_queries_is_that_at_all_of_them():
-    length, window = 96, 16
-    _, (q, k, v, _, ids, place) = _in_a_window(None, window, length)
-    whole = Mask.of_rows(ids, place, window=window)
-    everywhere = ATTENTION["fused"](q, k, v, mask=whole, key=None, dropout_rate=0.0)
-    read = np.tile(np.array([3, 88, 51, 49], np.int32), (_ROWS, 1))
-    some = ATTENTION["fused"](
-        q[..., read[0]], k, v, mask=whole.at(jnp.asarray(read)), key=None, dropout_rate=0.0
-    )
-    np.testing.assert_allclose(some, everywhere[..., read[0]], atol=1e-5)

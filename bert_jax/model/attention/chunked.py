@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.attention.implementation import Implementation
+from bert_jax.model.attention.implementation import Call, Implementation
 from bert_jax.model.attention.need import Need
 from bert_jax.model.attention.plain import FORBIDDEN
 from bert_jax.model.mask import Mask
@@ -38,16 +38,9 @@ class Chunked(Implementation):
     def pays(self, need: Need) -> bool:
         return need.length >= _FAST_FROM.get(need.device_kind, _PAYS_FROM)
 
-    def attend(
-        self,
-        q_BHKL: jax.Array,
-        k_BHKS: jax.Array,
-        v_BHKS: jax.Array,
-        *,
-        mask: Mask,
-        **unused: object,
-    ) -> jax.Array:
-        return _attend(q_BHKL * q_BHKL.shape[2] ** -0.5, k_BHKS, v_BHKS, mask)
+    def attend(self, call: Call) -> jax.Array:
+        q_BHKL = call.q_BHKL * call.q_BHKL.shape[2] ** -0.5
+        return _attend(q_BHKL, call.k_BHKS, call.v_BHKS, call.mask)
 
 
 @jax.custom_vjp

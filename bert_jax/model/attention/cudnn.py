@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model.attention.chunked import CHUNKED
-from bert_jax.model.attention.implementation import Implementation
+from bert_jax.model.attention.implementation import Call, Implementation
 from bert_jax.model.attention.need import Need
-from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import on_each_device, spec_of
 
 # Compute capability 9.0 and newer, by the prefix of the device's name.
@@ -55,19 +54,11 @@ class Cudnn(Implementation):
     def pays(self, need: Need) -> bool:
         return bool(need.device_kind) and need.length >= _PAYS_FROM
 
-    def attend(
-        self,
-        q_BHKL: jax.Array,
-        k_BHKS: jax.Array,
-        v_BHKS: jax.Array,
-        *,
-        mask: Mask,
-        **unused: object,
-    ) -> jax.Array:
-        rows, heads, *_ = spec_of(q_BHKL)
+    def attend(self, call: Call) -> jax.Array:
+        rows, heads, *_ = spec_of(call.q_BHKL)
         cut = jax.P(rows, heads)
         kernel = on_each_device(_local, takes=(cut, cut, cut, jax.P(rows)), gives=cut)
-        return kernel(q_BHKL, k_BHKS, v_BHKS, mask)
+        return kernel(*call[:4])
 
 
 def _local(q_BHKL, k_BHKL, v_BHKL, mask) -> jax.Array:
@@ -77,7 +68,7 @@ def _local(q_BHKL, k_BHKL, v_BHKL, mask) -> jax.Array:
         return _by_sequences(q, k, v, starts_BM=starts_BM, lengths_BM=lengths_BM)
 
     def whole(q, k, v):
-        return CHUNKED.attend(q, k, v, mask=mask)
+        return CHUNKED.attend(Call(q, k, v, mask))
 
     return jax.lax.cond(has_room, by_sequences, whole, q_BHKL, k_BHKL, v_BHKL)
 

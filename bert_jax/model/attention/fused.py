@@ -9,10 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.attention.implementation import Implementation
+from bert_jax.model.attention.implementation import Call, Implementation
 from bert_jax.model.attention.plain import FORBIDDEN
-from bert_jax.model.dropout import DropoutKey, keep_mask
-from bert_jax.model.mask import Mask
+from bert_jax.model.dropout import keep_mask
 from bert_jax.model.sharding import device_kind
 
 
@@ -22,19 +21,10 @@ class Fused(Implementation):
     name = "fused"
     takes_dropout = has_deputy = True
 
-    def attend(
-        self,
-        q_BHKL: jax.Array,
-        k_BHKS: jax.Array,
-        v_BHKS: jax.Array,
-        *,
-        mask: Mask,
-        key: DropoutKey | None,
-        rate: float,
-        **unused: object,
-    ) -> jax.Array:
-        scale = q_BHKL.shape[2] ** -0.5
-        return _attend(q_BHKL * scale, k_BHKS, v_BHKS, mask.allowed(), key, rate)
+    def attend(self, call: Call) -> jax.Array:
+        q_BHKL = call.q_BHKL * call.q_BHKL.shape[2] ** -0.5
+        allowed_BLS = call.mask.allowed()
+        return _attend(q_BHKL, call.k_BHKS, call.v_BHKS, allowed_BLS, call.key, call.rate)
 
 
 FUSED = Fused()

@@ -4,6 +4,7 @@ Dims: B batch, H heads, K head size, L length of the queries, S length of the ke
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 
@@ -13,6 +14,20 @@ from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import device_kind
 from bert_jax.registry import ATTENTION
+
+
+class Call(NamedTuple):
+    """The arrays of a call, for a need that an implementation supports."""
+
+    q_BHKL: jax.Array
+    k_BHKS: jax.Array
+    v_BHKS: jax.Array
+    mask: Mask
+    # None for an implementation without bias support.
+    bias_BHLS: jax.Array | None = None
+    # The rate of dropout is 0 for an implementation without it, and in evaluation.
+    key: DropoutKey | None = None
+    rate: float = 0.0
 
 
 class Implementation:
@@ -85,23 +100,11 @@ class Implementation:
             device_kind=device_kind(),
             dtype=q_BHKL.dtype.name,
         )
-        attend = self.chosen(need).attend
-        return attend(q_BHKL, k_BHKS, v_BHKS, mask=mask, bias_BHLS=bias_BHLS, key=key, rate=rate)
+        call = Call(q_BHKL, k_BHKS, v_BHKS, mask, bias_BHLS, key, rate)
+        return self.chosen(need).attend(call)
 
-    def attend(
-        self,
-        q_BHKL: jax.Array,
-        k_BHKS: jax.Array,
-        v_BHKS: jax.Array,
-        *,
-        mask: Mask,
-        bias_BHLS: jax.Array | None,
-        key: DropoutKey | None,
-        rate: float,
-    ) -> jax.Array:
-        """Computes the result of `__call__` for a supported need: entries without bias support get
-        None, and entries without dropout support get a rate of 0.
-        """
+    def attend(self, call: Call) -> jax.Array:
+        """Returns the result of `__call__` for a supported need."""
         raise NotImplementedError
 
 
@@ -119,11 +122,14 @@ class Auto(Implementation):
 def serving(
     name: str, model: ModelConfig, *, length: int, device_kind: str, dtype: str
 ) -> dict[str, str]:
-    """Returns the entry that serves each kind of layer in training if a config names `name`."""
-    return {
-        kind: chosen.name if (chosen := _chosen(name, need)) else name
-        for kind, need in needs(model, length=length, device_kind=device_kind, dtype=dtype).items()
-    }
+    """Returns the entry that serves each kind of layer in training if a config names `name`; a
+    custom function serves all of them.
+    """
+    entry = ATTENTION[name]
+    found = needs(model, length=length, device_kind=device_kind, dtype=dtype)
+    if not isinstance(entry, Implementation):
+        return dict.fromkeys(found, name)
+    return {kind: entry.chosen(need).name for kind, need in found.items()}
 
 
 def refusal(name: str, config: TrainConfig, *, device_kind: str = "") -> str | None:
@@ -146,12 +152,6 @@ def refusal(name: str, config: TrainConfig, *, device_kind: str = "") -> str | N
         ).values()
     ]
     return None if None in found or not found else found[0]
-
-
-def _chosen(name: str, need: Need) -> Implementation | None:
-    """Returns the implementation for a need; None for a custom function, which serves all needs."""
-    entry = ATTENTION[name]
-    return entry.chosen(need) if isinstance(entry, Implementation) else None
 
 
 AUTO = Auto()

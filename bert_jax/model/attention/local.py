@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.model.attention.fused import backward, forward
-from bert_jax.model.attention.implementation import Implementation
+from bert_jax.model.attention.implementation import Call, Implementation
 from bert_jax.model.attention.need import Need
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import over_batch, spec_of
@@ -34,18 +34,12 @@ class Local(Implementation):
             return "supports only rows longer than twice the window: choose auto"
         return None
 
-    def attend(
-        self,
-        q_BHKL: jax.Array,
-        k_BHKS: jax.Array,
-        v_BHKS: jax.Array,
-        *,
-        mask: Mask,
-        **unused: object,
-    ) -> jax.Array:
-        block, scale = near_block(mask.window, k_BHKS.shape[3]), q_BHKL.shape[2] ** -0.5
+    def attend(self, call: Call) -> jax.Array:
+        block = near_block(call.mask.window, call.k_BHKS.shape[3])
         assert block is not None
-        return _attend(q_BHKL * scale, k_BHKS, v_BHKS, _near_allowed(mask, block), block)
+        q_BHKL = call.q_BHKL * call.q_BHKL.shape[2] ** -0.5
+        allowed_NCC = _near_allowed(call.mask, block)
+        return _attend(q_BHKL, call.k_BHKS, call.v_BHKS, allowed_NCC, block)
 
 
 def near_block(window: int | None, length: int) -> int | None:

@@ -6,7 +6,7 @@ Dims: B batch, H heads, K head size, L length of the queries, S length of the ke
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.attention.implementation import Implementation
+from bert_jax.model.attention.implementation import Call, Implementation
 from bert_jax.model.attention.need import Need
 from bert_jax.model.dropout import DropoutKey, dropout
 from bert_jax.model.mask import Mask
@@ -49,19 +49,9 @@ class Plain(Implementation):
     def chosen(self, need: Need) -> Implementation:
         return self
 
-    def attend(
-        self,
-        q_BHKL: jax.Array,
-        k_BHKS: jax.Array,
-        v_BHKS: jax.Array,
-        *,
-        mask: Mask,
-        bias_BHLS: jax.Array | None,
-        key: DropoutKey | None,
-        rate: float,
-    ) -> jax.Array:
-        options = {"mask": mask, "bias_BHLS": bias_BHLS, "key": key, "dropout_rate": rate}
-        return plain(q_BHKL, k_BHKS, v_BHKS, **options)
+    def attend(self, call: Call) -> jax.Array:
+        *arrays, mask, bias_BHLS, key, rate = call
+        return plain(*arrays, mask=mask, bias_BHLS=bias_BHLS, key=key, dropout_rate=rate)
 
 
 PLAIN = Plain()

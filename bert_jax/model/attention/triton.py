@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bert_jax.model.attention.implementation import Implementation
+from bert_jax.model.attention.implementation import Call, Implementation
 from bert_jax.model.attention.need import Need
 from bert_jax.model.attention.plain import FORBIDDEN
 from bert_jax.model.dropout import DropoutKey, hashed, key_words, threshold
@@ -82,20 +82,11 @@ class Triton(Implementation):
     def pays(self, need: Need) -> bool:
         return need.device_kind.startswith(_PAYS_ON)
 
-    def attend(
-        self,
-        q_BHKL: jax.Array,
-        k_BHKS: jax.Array,
-        v_BHKS: jax.Array,
-        *,
-        mask: Mask,
-        key: DropoutKey | None,
-        rate: float,
-        **unused: object,
-    ) -> jax.Array:
+    def attend(self, call: Call) -> jax.Array:
         # A kernel reads the layout that the matmul writes: the compiler removes the transposes.
-        by_token: Any = (jnp.transpose(x, (0, 3, 1, 2)) for x in (q_BHKL, k_BHKS, v_BHKS))
-        out_BLHK: Any = _attend(*by_token, mask, key if rate else None, rate)
+        by_token: Any = (jnp.transpose(x, (0, 3, 1, 2)) for x in call[:3])
+        key = call.key if call.rate else None
+        out_BLHK: Any = _attend(*by_token, call.mask, key, call.rate)
         return jnp.transpose(out_BLHK, (0, 2, 3, 1))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as library
 
-from bert_jax.model.attention import cudnn
+from bert_jax.model.attention import Call, cudnn
 from bert_jax.model.attention.need import Need
 from bert_jax.model.mask import Mask
 from bert_jax.registry import ATTENTION
@@ -33,7 +33,7 @@ def _heads(count: int) -> list[jax.Array]:
 
 
 def _attend(name, q, k, v, mask):
-    return ATTENTION[name].attend(q, k, v, mask=mask, bias_BHLS=None, key=None, rate=0.0)
+    return ATTENTION[name].attend(Call(q, k, v, mask))
 
 
 def _by_the_documentation(q, k, v, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, scale, **rest):

@@ -20,7 +20,7 @@ from bert_jax.config import (
 )
 from bert_jax.errors import UsageError
 from bert_jax.model import bert
-from bert_jax.model.attention import chunked
+from bert_jax.model.attention import Call, chunked
 from bert_jax.model.attention.implementation import serving
 from bert_jax.model.mask import Mask
 from bert_jax.model.sharding import batch_sharding
@@ -59,7 +59,7 @@ def _heads(count: int, dtype: Any = np.float32) -> list[jax.Array]:
 
 
 def _attend(name: str, q, k, v, mask: Mask) -> jax.Array:
-    return ATTENTION[name].attend(q, k, v, mask=mask, bias_BHLS=None, key=None, rate=0.0)
+    return ATTENTION[name].attend(Call(q, k, v, mask))
 
 
 def _with_gradients(name: str, mask: Mask, dtype: Any) -> list[np.ndarray]:
@@ -96,10 +96,11 @@ def test_each_equals_the_plain_one(name, window):
         assert np.abs(found - wanted).max() < max(2 * np.abs(plain - wanted).max(), scale * 2**-7)
 
 
+@pytest.mark.parametrize("window", [None, 16])
 @pytest.mark.parametrize("name", ["fused", "chunked"])
-def test_queries_that_are_read_get_what_they_get_among_all(name):
+def test_queries_that_are_read_get_what_they_get_among_all(name, window):
     q, k, v = _heads(3)
-    mask, read = _mask(None), np.tile(np.array(_READ, np.int32), (_ROWS, 1))
+    mask, read = _mask(window), np.tile(np.array(_READ, np.int32), (_ROWS, 1))
     everywhere = _attend("plain", q, k, v, mask)
     found = _attend(name, q[..., read[0]], k, v, mask.at(jnp.asarray(read)))
     np.testing.assert_allclose(found, everywhere[..., read[0]], atol=1e-5)

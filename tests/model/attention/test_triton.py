@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.model import sharding
-from bert_jax.model.attention import triton
+from bert_jax.model.attention import Call, triton
 from bert_jax.model.attention.need import Need
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.mask import Mask
@@ -46,7 +46,7 @@ def _with_gradients(name: str, arrays: list, mask: Mask, key: DropoutKey, rate: 
     *arrays, weights = arrays
 
     def attend(q, k, v):
-        return ATTENTION[name].attend(q, k, v, mask=mask, bias_BHLS=None, key=key, rate=rate)
+        return ATTENTION[name].attend(Call(q, k, v, mask, None, key, rate))
 
     out, pull = jax.vjp(jax.jit(attend), *arrays)
     return [np.asarray(x, np.float32) for x in (out, *pull(weights))]
@@ -110,7 +110,7 @@ def test_jax_lowers_the_kernels_for_a_gpu(rate):
     def loss(q, k, v, ids, rows):
         key = DropoutKey.create(seed=3, step=jnp.uint32(5), rows_B=rows)
         mask = Mask.of_rows(ids, ids)
-        out = ATTENTION["triton"].attend(q, k, v, mask=mask, bias_BHLS=None, key=key, rate=rate)
+        out = ATTENTION["triton"].attend(Call(q, k, v, mask, None, key, rate))
         return jnp.sum(out.astype(jnp.float32))
 
     with jax.sharding.use_abstract_mesh(mesh), warnings.catch_warnings():
