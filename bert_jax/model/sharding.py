@@ -126,21 +126,19 @@ def reshaped(x: jax.Array, shape: tuple[int, ...], *rest: str | None) -> jax.Arr
     return jnp.reshape(x, shape, out_sharding=over_batch(*rest))
 
 
-def row_parts() -> int:
-    """Returns the number of shards of a batch's rows on the current mesh; 1 without a mesh."""
-    return math.prod(mesh_size(axis) for axis in BATCH)
-
-
 def on_every_device(x: jax.Array) -> jax.Array:
     """Returns the batch array `[B, ...]` replicated on every device.
 
     The gradient of a float array is summed once, in the backward pass. Therefore the copy may only
     be used in matmuls, slices, concatenations and lookups (JAX's "reduced" arrays).
     """
-    if not _has_mesh():
-        return x
     is_float = jnp.issubdtype(x.dtype, jnp.floating)
-    return jax.reshard(x, jax.P(reduced=frozenset(BATCH)) if is_float else jax.P())
+    return laid_out(x, jax.P(reduced=frozenset(BATCH)) if is_float else jax.P())
+
+
+def laid_out(x: jax.Array, spec: jax.P) -> jax.Array:
+    """Returns an array with another partition; without a mesh, the array itself."""
+    return jax.reshard(x, spec) if _has_mesh() else x
 
 
 def fsdp_size(mesh: Any) -> int:
@@ -181,9 +179,9 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, batch_spec())
 
 
-def row_shards(mesh: Mesh) -> int:
-    """Returns the number of shards of the rows of a batch."""
-    return math.prod(mesh.shape[axis] for axis in BATCH)
+def row_shards(mesh: Any) -> int:
+    """Returns the number of shards of the rows of a batch; 1 for an empty mesh."""
+    return math.prod(mesh.shape.get(axis, 1) for axis in BATCH)
 
 
 def rows_per_device(mesh: Mesh, rows: int) -> int:

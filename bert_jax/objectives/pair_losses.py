@@ -8,7 +8,7 @@ N x C documents of the batch, K columns of a softmax, D width of a vector.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,12 @@ from bert_jax.config.embedding import InfoNCE, PairLoss
 from bert_jax.config.fields import Positive, section, setting
 from bert_jax.model.microbatches import in_microbatches, joined_microbatches
 from bert_jax.model.sharding import (
+    batch_spec,
+    laid_out,
     on_every_device,
     over_batch,
     reshaped,
-    row_parts,
+    row_shards,
 )
 
 # torch.nn.functional.normalize divides by this at least.
@@ -146,7 +148,8 @@ def info_nce(options: InfoNCE, texts: Texts) -> Mean:
     weights_N, first_N, first_M = texts.weights_N, is_there_N, is_there_M
     if options.mask_duplicates:
         pairs_N4 = jnp.concatenate([queries_N2, documents_M2[::count]], axis=1)
-        weights_N = weights_N * _cut_like_rows(_is_first(pairs_N4, is_there_N))
+        counts_N = _is_first(pairs_N4, is_there_N).astype(jnp.float32)
+        weights_N = weights_N * laid_out(counts_N, batch_spec())
         first_N, first_M = _is_first(queries_N2, is_there_N), _is_first(documents_M2, is_there_M)
     documents = _Columns(
         vectors_KD=texts.all_documents_MD,
@@ -206,7 +209,7 @@ def _softmax(rows: _Rows, columns: _Columns, options: InfoNCE) -> Mean:
 
 def _tiles(rows: int, columns: int) -> int:
     """Returns into how many parts a device cuts its rows, so that no part exceeds `_TILE`."""
-    of_device = rows // row_parts()
+    of_device = rows // row_shards(jax.sharding.get_abstract_mesh())
     parts = (n for n in range(1, of_device + 1) if of_device % n == 0)
     return next((n for n in parts if of_device // n * columns <= _TILE), max(of_device, 1))
 
@@ -228,13 +231,6 @@ def _is_first(ids_KW: jax.Array, is_there_K: jax.Array) -> jax.Array:
     return jnp.zeros(number_K.shape, bool).at[order_K].set(is_new_K) & is_there_K
 
 
-def _cut_like_rows(is_first_N: jax.Array) -> jax.Array:
-    """Returns booleans that are whole on every device as float32, cut by examples."""
-    numbers_N = is_first_N.astype(jnp.float32)
-    spec = over_batch()
-    return numbers_N if spec is None else jax.reshard(numbers_N, spec)
-
-
 # --- losses with scores
 
 
@@ -250,8 +246,10 @@ class CoSENT(PairLoss, kind="cosent"):
 
     def mean(self, texts: Texts) -> Mean:
         """A pair of pairs is right if its similarities have the order of the scores."""
-        logits_N, scores_N, is_there_N = _whole(
-            texts.own()[:, 0] / self.temperature, texts.scores_NC[:, 0], texts.weights_N
+        # Whole on every device, for any operation.
+        logits_N, scores_N, is_there_N = (
+            laid_out(x, jax.P())
+            for x in (texts.own()[:, 0] / self.temperature, texts.scores_NC[:, 0], texts.weights_N)
         )
         is_above = scores_N[:, None] > scores_N[None]
         is_above = is_above & (is_there_N[:, None] > 0) & (is_there_N[None] > 0)
@@ -301,10 +299,3 @@ class KullbackLeibler(PairLoss, kind="kl"):
 def _best_is_own(own_NC: jax.Array, weights_N: jax.Array) -> jax.Array:
     is_right_N = own_NC[:, 0] >= jnp.max(own_NC, axis=1)
     return _weighted(is_right_N.astype(jnp.float32), weights_N)
-
-
-def _whole(*arrays: jax.Array) -> list[Any]:
-    """Returns small arrays whole on every device, for any operation."""
-    if over_batch() is None:
-        return list(arrays)
-    return [jax.reshard(x, jax.P()) for x in arrays]

@@ -217,15 +217,6 @@ def test_state_is_stored_in_pieces_and_small_parameters_whole():
     assert pieces < 0.4 * sum(leaf.size for leaf in moments)
 
 
-def test_initial_parameters_do_not_depend_on_the_mesh():
-    def parameters(shape):
-        mesh = mesh_of(shape)
-        with jax.set_mesh(mesh):
-            return jax.device_get(TrainState.initial(_CONFIG, mesh).params)
-
-    jax.tree.map(np.testing.assert_array_equal, parameters((1, 1, 1)), parameters((2, 2, 2)))
-
-
 @pytest.mark.core
 @pytest.mark.parametrize(("shape", "words"), [((1, 2, 4), 516), ((1, 8, 1), 576)], ids=str)
 def test_extra_sub_words_of_a_mesh_have_no_probability(shape, words, monkeypatch):
