@@ -34,7 +34,8 @@ from bert_jax import config_loader  # noqa: E402
 from bert_jax.config import TrainConfig  # noqa: E402
 from bert_jax.data.corpus.store import open_corpus  # noqa: E402
 from bert_jax.data.pretraining.pipeline import EvaluationSet, Pipeline  # noqa: E402
-from bert_jax.interchange import huggingface, huggingface_config  # noqa: E402
+from bert_jax.interchange import huggingface_config  # noqa: E402
+from bert_jax.interchange.families import BERT_FAMILY  # noqa: E402
 from bert_jax.model import bert, sharding  # noqa: E402
 from bert_jax.objectives.mlm_nsp import MLM_NSP  # noqa: E402
 from bert_jax.training import device_feed  # noqa: E402
@@ -84,7 +85,7 @@ def their_model(config: TrainConfig) -> BertForPreTraining:
     their_config = huggingface_config.config_of(config.model)
     model = BertForPreTraining(BertConfig(attn_implementation="sdpa", **their_config))
     params = bert.init_params(config.model, seed=config.seed)
-    tensors = {n: torch.tensor(t) for n, t in huggingface.to_tensors(params).items()}
+    tensors = {n: torch.tensor(t) for n, t in BERT_FAMILY.to_tensors(params).items()}
     model.load_state_dict(tensors, strict=False)
     model.tie_weights()
     return model.train()

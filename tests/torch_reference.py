@@ -5,7 +5,8 @@ import torch
 from transformers import BertConfig, BertForPreTraining
 
 from bert_jax.config import ModelConfig
-from bert_jax.interchange import huggingface, huggingface_config
+from bert_jax.interchange import huggingface_config
+from bert_jax.interchange.families import BERT_FAMILY
 from bert_jax.model.bert import Params
 
 
@@ -14,7 +15,7 @@ def torch_model(params: Params, config: ModelConfig) -> BertForPreTraining:
     their_config = BertConfig(**huggingface_config.config_of(config))
     their_config._attn_implementation = "eager"
     model = BertForPreTraining(their_config)
-    tensors = {n: torch.tensor(t) for n, t in huggingface.to_tensors(params).items()}
+    tensors = {n: torch.tensor(t) for n, t in BERT_FAMILY.to_tensors(params).items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected
     assert {n.split(".")[-2] for n in missing} <= {"decoder", "embeddings"}, missing

@@ -186,9 +186,9 @@ class Family:
 
     # --- tensors of a file -------------------------------------------------------------------
 
-    def to_tensors(self, params: Any, *, pad: int) -> dict[str, np.ndarray]:
-        """Returns the tensors of a file for parameters or gradients: with fused matrices, and with
-        zeros in the unused rows of the position table.
+    def to_tensors(self, params: Any, *, pad: int = 0) -> dict[str, np.ndarray]:
+        """Returns the tensors of a file by name for parameters or gradients: with fused matrices,
+        and with zeros in the unused rows of the position table. `pad` is the padding id.
         """
         found = self.names_with(params).to_tensors(params)
         for matrix, parts in self.joined.items():

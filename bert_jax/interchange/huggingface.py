@@ -30,16 +30,10 @@ from bert_jax.interchange.name_map import Foreign, NameMap
 from bert_jax.registry import FAMILIES, PARTS
 
 CONFIG = "config.json"
-WEIGHTS, INDEX = safetensors_files.WEIGHTS, safetensors_files.INDEX
 
 _HINT = "is this a model directory?"
 _PRETRAINED = {"pooler", "mlm", "nsp"}
 _PRETRAINING_HEADS = {"mlm", "nsp", "discriminator"}
-
-
-def to_tensors(params: Any, family: Family = BERT_FAMILY, *, pad: int = 0) -> dict[str, np.ndarray]:
-    """Returns the tensors of a file by name, for parameters or gradients; `pad` is an id."""
-    return family.to_tensors(params, pad=pad)
 
 
 def refusal(config: ModelConfig, head: HeadConfig) -> str:
@@ -163,7 +157,8 @@ def _write_config(
 
 def is_directory(path: Path) -> bool:
     """Returns whether `path` looks like a Hugging Face model."""
-    return any((path / name).exists() for name in (WEIGHTS, INDEX, CONFIG))
+    names = (safetensors_files.WEIGHTS, safetensors_files.INDEX, CONFIG)
+    return any((path / name).exists() for name in names)
 
 
 def read(

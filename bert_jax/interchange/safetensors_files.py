@@ -26,26 +26,20 @@ def write_tensors(
     directory: Path, tensors: Mapping[str, np.ndarray], *, max_file_bytes: int
 ) -> None:
     """Writes `model.safetensors`, or files of about `max_file_bytes` and their index."""
-    groups: list[dict[str, np.ndarray]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if groups[-1] and size + tensor.nbytes > max_file_bytes:
-            groups.append({})
-            size = 0
-        groups[-1][name] = tensor
-        size += tensor.nbytes
-    if len(groups) == 1:
-        write_file(directory / WEIGHTS, groups[0])
-        return
-    where = {}
-    for number, group in enumerate(groups, start=1):
-        file = f"model-{number:05}-of-{len(groups):05}.safetensors"
-        write_file(directory / file, group)
-        where |= dict.fromkeys(group, file)
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": where}
-    text = json.dumps(index, indent=2, sort_keys=True)
-    (directory / INDEX).write_text(text + "\n", encoding="utf-8")
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    found = split_state_dict_into_shards_factory(
+        dict(tensors),
+        get_storage_size=lambda tensor: tensor.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_file_bytes,
+    )
+    for file, names in found.filename_to_tensors.items():
+        write_file(directory / file, {name: tensors[name] for name in names})
+    if found.is_sharded:
+        index = {"metadata": found.metadata, "weight_map": found.tensor_to_filename}
+        text = json.dumps(index, indent=2, sort_keys=True)
+        (directory / INDEX).write_text(text + "\n", encoding="utf-8")
 
 
 def write_file(path: Path, tensors: Mapping[str, np.ndarray], **metadata: str) -> None:

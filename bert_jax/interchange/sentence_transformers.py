@@ -207,10 +207,11 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
     length = settings.get("max_seq_length")
     if length is not None and (type(length) is not int or length <= 2):
         raise UsageError(f"{path}: max_seq_length is {brief(length)}; expected an integer above 2")
-    prompts, prompt = _prompts(directory)
+    of_vectors = _json(directory / _SETTINGS) if (directory / _SETTINGS).is_file() else {}
+    prompts, prompt = _prompts(of_vectors, directory / _SETTINGS)
     recipe = EmbeddingRecipe(
-        dims=_dims(directory),
-        similarity=str(_settings(directory).get("similarity_fn_name") or "cosine"),
+        dims=_dims(of_vectors, directory / _SETTINGS),
+        similarity=str(of_vectors.get("similarity_fn_name") or "cosine"),
         length=length or _tokenizer_length(encoder),
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
@@ -262,14 +263,8 @@ def _json(path: Path) -> dict[str, Any]:
     return name_map.read_json(path, hint=_HINT)
 
 
-def _settings(directory: Path) -> dict[str, Any]:
-    path = directory / _SETTINGS
-    return _json(path) if path.is_file() else {}
-
-
-def _prompts(directory: Path) -> tuple[dict[str, str], str]:
+def _prompts(settings: dict[str, Any], path: Path) -> tuple[dict[str, str], str]:
     """Returns the prompts by name, and the default prompt ("" for none)."""
-    path, settings = directory / _SETTINGS, _settings(directory)
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
     is_table = isinstance(prompts, dict) and all(isinstance(p, str) for p in prompts.values())
     if not is_table:
@@ -281,11 +276,10 @@ def _prompts(directory: Path) -> tuple[dict[str, str], str]:
     return prompts, prompts[name]
 
 
-def _dims(directory: Path) -> int | None:
+def _dims(settings: dict[str, Any], path: Path) -> int | None:
     """Returns the columns that `encode` keeps of each vector; None for all."""
-    dims = _settings(directory).get("truncate_dim")
+    dims = settings.get("truncate_dim")
     if dims is not None and (type(dims) is not int or dims < 1):
-        path = directory / _SETTINGS
         raise UsageError(f"{path}: truncate_dim is {brief(dims)}; expected a positive integer")
     return dims
 

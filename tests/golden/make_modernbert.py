@@ -17,7 +17,7 @@ import numpy as np
 import safetensors.numpy
 
 from bert_jax.config import HeadConfig, ModelConfig
-from bert_jax.interchange import huggingface
+from bert_jax.interchange import huggingface, safetensors_files
 from bert_jax.model import bert
 from tests.models import assert_same, vocabulary
 
@@ -107,7 +107,7 @@ def record(name: str, model: ModelConfig, parts: dict[str, np.ndarray]) -> None:
         assert_same(back.params, tree)
         huggingface.write(folder / "again", back.params, back.model, tokenizer=words, head=HEAD)
         first, *others = [
-            safetensors.numpy.load_file(folder / each / huggingface.WEIGHTS)
+            safetensors.numpy.load_file(folder / each / safetensors_files.WEIGHTS)
             for each in ("theirs", "ours", "again")
         ]
         for tensors in others:

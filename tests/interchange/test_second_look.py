@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -219,25 +218,6 @@ def test_a_number_of_labels_without_names(tmp_path, family, count, part):
     assert huggingface.read(directory).head == expected.head
     change(directory, lambda _: None, id2label=dict(enumerate(names)), num_labels=9)
     assert huggingface.read(directory).head == expected.head
-
-
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_wrapped_shards_in_half_precision(tmp_path, dtype):
-    """torch's FSDP writes several files, and names and types vary together."""
-    directory = written(tmp_path, "bert")
-    change(directory, lambda tensors: {n: t.astype(dtype) for n, t in tensors.items()})
-    expected = huggingface.read(directory).params
-    tensors = load_file(directory / "model.safetensors")
-    where = {}
-    for number, name in enumerate(tensors):
-        where[f"module.{name}"] = f"model-{number % 3}.safetensors"
-    for file in set(where.values()):
-        kept = {name: tensors[name[7:]] for name, other in where.items() if other == file}
-        save_file(kept, directory / file)
-    (directory / "model.safetensors").unlink()
-    index = json.dumps({"weight_map": where})
-    (directory / "model.safetensors.index.json").write_text(index)
-    assert_same(huggingface.read(directory).params, expected)
 
 
 # --- one line with the correction ----------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import ComputeConfig, ModelConfig, OptimizerConfig, PhaseConfig, TrainConfig
-from bert_jax.interchange import huggingface
+from bert_jax.interchange.families import BERT_FAMILY
 from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm_nsp import MLM_NSP
 from bert_jax.update.state import TrainState
@@ -79,7 +79,7 @@ def test_logits_and_gradients_equal_transformers(size):
     )
     assert abs(float(our_loss) - their_out["loss"].item()) < 1e-5
 
-    ours = huggingface.to_tensors(gradients)
+    ours = BERT_FAMILY.to_tensors(gradients)
     references = {n: p.grad.numpy() for n, p in theirs.named_parameters()}
     global_norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in ours.values()))
     for name, gradient in ours.items():

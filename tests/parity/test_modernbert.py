@@ -45,7 +45,7 @@ def test_logits_and_every_gradient(is_packed, tmp_path):
         run = jax.jit(jax.grad(loss, has_aux=True))
         gradients, logits = run(params())
     np.testing.assert_allclose(logits, expected.detach().numpy(), atol=1e-5, rtol=0)
-    ours = huggingface.to_tensors(gradients, FAMILY)
+    ours = FAMILY.to_tensors(gradients)
     named = {name: parameter.grad.numpy() for name, parameter in theirs.named_parameters()}
     assert ours.keys() == named.keys()
     for name, gradient in named.items():

@@ -14,7 +14,7 @@ from bert_jax.model import bert, sharding
 from bert_jax.objectives.mlm import MLM
 from bert_jax.registry import FAMILIES
 from tests.batches import random_batch
-from tests.interchange.test_huggingface_classes import assert_same_outputs
+from tests.interchange.test_huggingface import assert_same_outputs
 from tests.interchange.test_roberta import CLASSES, written
 from tests.models import random_params, vocabulary
 
@@ -149,7 +149,7 @@ def test_logits_gradients_and_the_way_back(tmp_path, model_type, changes):
     apart = np.abs(np.asarray(outputs["mlm_logits"]) - picked).max()
     assert np.ptp(picked) > 1, "logits that do not differ prove nothing"
     assert apart < 1e-5 and abs(float(our_loss) - found.loss.item()) < 1e-5
-    ours = huggingface.to_tensors(gradients, family, pad=_PAD)
+    ours = family.to_tensors(gradients, pad=_PAD)
     references = {n: p.grad.numpy() for n, p in theirs.named_parameters() if p.requires_grad}
     assert set(ours) == set(references)
     largest = max(np.abs(g).max() for g in references.values())
