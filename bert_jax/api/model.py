@@ -4,6 +4,7 @@ Dims: N texts, L tokens of the longest one (padded to a multiple of 8), D width,
 layers, V rows of the word embedding.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -12,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import TrainConfig
-from bert_jax.data.tasks.encode_rows import LONGER, NO_MORE, Batches, Features, encode_texts
+from bert_jax.data.tasks.encode_rows import Batches, Features
 from bert_jax.data.tasks.tables import text_row
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.errors import UsageError, brief
@@ -63,7 +64,6 @@ class Model:
         self._source = source
         self._tokenizer = load_tokenizer(source.tokenizer)
         self._forwards: dict[Any, Forward] = {}
-        self._predictor: Predictor | None = None
 
     @property
     def config(self) -> TrainConfig:
@@ -242,12 +242,14 @@ class Model:
         optionally `id`. Raises UsageError if the model is not a workdir of `finetune`, or with the
         number of an unusable row.
         """
-        if self._predictor is None:
-            self._predictor = Predictor(self._source)
         listed = [] if isinstance(rows, str | Mapping) else _listed(rows)
         if not listed:
             raise UsageError("`rows`: expected a list with at least one row")
         return self._predictor.given(listed)
+
+    @functools.cached_property
+    def _predictor(self) -> Predictor:
+        return Predictor(self._source)
 
     def _features(self, texts: Texts, length: int | None) -> Features:
         given = _listed(texts)
@@ -257,16 +259,7 @@ class Model:
         if len({len(row.texts) for row in rows}) > 1:
             raise UsageError("`texts`: expected only texts or only pairs of texts, not both")
         limit = self.config.model.max_position_embeddings
-        length = limit if length is None else length
-        if length > limit:
-            raise UsageError(f"`length` {length}: the model has only {limit} positions")
-        return encode_texts(
-            rows,
-            self._tokenizer,
-            length=length,
-            truncation="longest_first",
-            remedy=LONGER if length < limit else NO_MORE,
-        )
+        return embed.encode_rows(rows, self._tokenizer, length=length, limit=limit)
 
     def _kept(self, what: Any, make: Any) -> Forward:
         if what not in self._forwards:

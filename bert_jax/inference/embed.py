@@ -106,23 +106,29 @@ def encode(
     Raises UsageError for a length above `limit`, the positions of the model.
     """
     length = min(recipe.length or limit, limit) if length is None else length
-    if length > limit:
-        raise UsageError(f"`length` {length}: the model has only {limit} positions")
     prepared = [recipe.prompt + text for text in texts]
     if recipe.lowercase:
         from tokenizers.normalizers import Lowercase
 
         prepared = [Lowercase().normalize_str(text) for text in prepared]
     rows = [TextRow(f"text {i}", (text,), None, "") for i, text in enumerate(prepared)]
-    features = encode_texts(
-        rows,
-        tokenizer,
-        length=length,
-        truncation="longest_first",
-        remedy=LONGER if length < limit else NO_MORE,
-    )
+    features = encode_rows(rows, tokenizer, length=length, limit=limit)
     note_unknown_ids(features.input_ids, tokenizer.special)
     return features
+
+
+def encode_rows(
+    rows: Sequence[TextRow], tokenizer: Tokenizer, *, length: int | None, limit: int
+) -> Features:
+    """Returns rows of at most `length` tokens, by default `limit`, the positions of the model.
+
+    A note says how many are truncated. Raises UsageError for a length above `limit`.
+    """
+    length = limit if length is None else length
+    if length > limit:
+        raise UsageError(f"`length` {length}: the model has only {limit} positions")
+    remedy = LONGER if length < limit else NO_MORE
+    return encode_texts(rows, tokenizer, length=length, truncation="longest_first", remedy=remedy)
 
 
 def vectors_of(

@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,13 +37,8 @@ _K1, _B = 0.9, 0.4
 
 # Texts, and the names of their prompts.
 TextsAndPrompts = tuple[Sequence[str], Sequence[str]]
-
-
-class EncodedTexts(NamedTuple):
-    """Some of several texts as rows, and their numbers."""
-
-    numbers: np.ndarray
-    rows: Features
+# The numbers of some of several texts, and the texts as rows.
+EncodedTexts = tuple[np.ndarray, Features]
 
 
 class Embedder:
@@ -80,7 +75,7 @@ class Embedder:
             numbers = order[start : start + _TEXTS]
             part = [texts[number] for number in numbers]
             rows = encode(part, self._tokenizer, recipe, length=self._length, limit=self._limit)
-            yield EncodedTexts(np.array(numbers), rows)
+            yield np.array(numbers), rows
 
     def vectors(self, params: Any, encoded: Iterable[EncodedTexts], **options: Any) -> Any:
         """Returns the vectors of `encode`, float32 `[N, W]`, in the order of the texts.
@@ -88,11 +83,11 @@ class Embedder:
         `options` are those of `Forward`; returns None if `cut_short` is true.
         """
         encoder, numbers, found = {"encoder": params["encoder"]}, [], []
-        for part in encoded:
-            pooled = self.forward(encoder, part.rows, **options)
+        for number_N, rows in encoded:
+            pooled = self.forward(encoder, rows, **options)
             if pooled is None:
                 return None
-            numbers.append(part.numbers)
+            numbers.append(number_N)
             found.append(self._recipe.finished(pooled))
         vectors_NW = np.concatenate(found)[np.argsort(np.concatenate(numbers))]
         return vectors_NW if self._recipe.similarity == "dot" else normalized(vectors_NW)

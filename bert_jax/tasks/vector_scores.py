@@ -191,8 +191,8 @@ class VectorScores(Hook):
             * encoder_flops(config.model, length=phase.sequence_length)
             for phase in config.phases
         )  # fmt: skip
-        parts = (part for lists in self._encoded.values() for each in lists for part in each)
-        lengths = [self._embedder.forward.padded_lengths(part.rows) for part in parts]
+        parts = (rows for lists in self._encoded.values() for each in lists for _, rows in each)
+        lengths = [self._embedder.forward.padded_lengths(rows) for rows in parts]
         counts = Counter(np.concatenate(lengths).tolist())
         cost = sum(n * encoder_flops(config.model, length=each) for each, n in counts.items())
         if cost > self._share * training:

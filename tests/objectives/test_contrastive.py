@@ -304,7 +304,7 @@ def test_scores_during_a_run_keep_to_their_share_of_the_flops(retrieval_set, cor
         hook.begin(run, 0, [])
         steps[share] = sorted(hook._steps)
         (lists,) = hook._encoded.values()
-        lengths = [n for parts in lists for part in parts for n in part.rows.lengths]
+        lengths = [n for parts in lists for _, rows in parts for n in rows.lengths]
         cost = sum(encoder_flops(config.model, length=int(n)) for n in lengths)
         assert share < 0.1 or len(steps[share]) * cost <= share * training
     assert steps[1.0] == [*range(0, 81, 5)] and steps[1e-9] == [80]
