@@ -192,7 +192,7 @@ def step(arguments) -> None:
             overrides=("optimizer.bias_correction=true",),
         )
         config = _config(source, data, settings)
-        state, features = _beginning(config, source).to_mesh(mesh), data.train.encoded.features
+        state, features = _beginning(config, source).to_mesh(mesh), data.train.features
         batches = training_batches(features, config, mesh)
         compiled, objective, layout = {}, PairObjective(), sharding.batch_sharding(mesh)
         theirs = SentenceTransformer(str(arguments.model), device="cpu").train()

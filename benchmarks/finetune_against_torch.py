@@ -31,7 +31,8 @@ from transformers import (
 from bert_jax.data.tasks.encode_rows import Features, training_rows
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.inference.forward import Forward
-from bert_jax.interchange import huggingface, huggingface_config
+from bert_jax.interchange import huggingface_config
+from bert_jax.interchange.families import BERT_FAMILY
 from bert_jax.model import sharding
 from bert_jax.objectives.task import TaskObjective
 from bert_jax.pretrained.load import load_checkpoint
@@ -126,7 +127,7 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     # One step for each shape of a batch.
     steps: dict[tuple, Any] = {}
     seconds: dict[str, list[float]] = {"ours": [], "torch": []}
-    features = data.train.encoded.features
+    features = data.train.features
     batches = training_batches(features, config, mesh)
     layout = sharding.batch_sharding(mesh)
     tokens = {"real": 0, "ours": 0, "torch": 0}
@@ -162,11 +163,10 @@ def run_seed(arguments, source, data, seed: int, mesh) -> dict:
     if arguments.steps is None:
         (split,) = data.dev.values()
         forward = Forward(config, objective.output, batch_size=64)
-        ours = forward(state.params, split.encoded.features)
-        predicted = {"ours": ours, "torch": torch_outputs(theirs, split.encoded.features)}
+        ours = forward(state.params, split.features)
+        predicted = {"ours": ours, "torch": torch_outputs(theirs, split.features)}
         run["scores"] = {
-            side: data.task.score(split.rows, split.encoded, outputs)
-            for side, outputs in predicted.items()
+            side: data.task.score(split, outputs) for side, outputs in predicted.items()
         }
         print(f"seed {seed}: {run['scores']}", flush=True)
     return run
@@ -178,7 +178,7 @@ def torch_model(params, config) -> torch.nn.Module:
     model = MODELS[TaskObjective(config.head).output](BertConfig(**described))
     tensors = {
         name: torch.from_numpy(np.array(tensor))
-        for name, tensor in huggingface.to_tensors(params).items()
+        for name, tensor in BERT_FAMILY.to_tensors(params).items()
     }
     left = model.load_state_dict(tensors, strict=False)
     assert not left.missing_keys and not left.unexpected_keys, left

@@ -176,8 +176,8 @@ class FineTuning(TrainingJob):
         self._task_objective = self.objective = task_objective(config.head)
         self.rates, self.tokenizer = _rates(config, settings), source.tokenizer
         self.title = f"{config.name}, seed {config.seed}"
-        self._rows = len(data.train.encoded.features)
-        self._batches = training_batches(data.train.encoded.features, config, mesh)
+        self._rows = len(data.train.features)
+        self._batches = training_batches(data.train.features, config, mesh)
         self.introduction = (
             f"{self._rows:,} rows, batches of {config.phases[0].global_batch_size}, "
             f"learning rate {config.optimizer.learning_rate:g}"
@@ -231,10 +231,10 @@ class TaskEvaluation:
     def run(self, params: Any, *, cut_short: Callable[[], bool] = lambda: False) -> Scores | None:
         scores = {}
         for name, split in self._data.dev.items():
-            outputs = self._forward(params, split.encoded.features, cut_short=cut_short)
+            outputs = self._forward(params, split.features, cut_short=cut_short)
             if outputs is None:
                 return None
-            scores[name] = self._data.task.score(split.rows, split.encoded, outputs)
+            scores[name] = self._data.task.score(split, outputs)
         self.compiles_on_the_way = False
         return scores
 
@@ -291,7 +291,7 @@ def _demand(settings: Settings, data: TaskData, mesh: Mesh) -> Demand:
     """Returns the programs of a run for the largest of the batches that are searched."""
 
     def training(config: TrainConfig, phase: int) -> Any:
-        batches = training_batches(data.train.encoded.features, config, mesh)
+        batches = training_batches(data.train.features, config, mesh)
         steps = range(min(config.total_steps, _BATCHES_LOOKED_AT))
         rows = map(_rows_of_steps(data, config), steps)
         largest = max(map(batches, rows), key=lambda batch: batch["input_ids"].size)

@@ -161,16 +161,14 @@ class PairTask(Task):
                 labels[:] = [_scores_of(row) for row in rows]
             weights = np.ones(len(rows), np.float32)
             found = dataclasses.replace(found, labels=labels, weights=weights)
-        return Encoded(found)
+        return Encoded(rows, found)
 
     def _gold(self, rows: Sequence[TextRow]) -> np.ndarray:
         return np.array([number_of(row) for row in rows], np.float32)
 
-    def score(
-        self, rows: Sequence[TextRow], encoded: Encoded, outputs: np.ndarray
-    ) -> dict[str, float]:
+    def score(self, encoded: Encoded, outputs: np.ndarray) -> dict[str, float]:
         """For `pairs`, each query looks for its own documents among those of all rows."""
-        vectors_NTD = self._compared(outputs)
+        rows, vectors_NTD = encoded.rows, self._compared(outputs)
         if self.is_similarity:
             gold, found = self._gold(rows), _similarities(vectors_NTD)[:, 0]
             return {name: _SCORES[name](gold, found) for name in self.spec.metrics}
@@ -197,14 +195,12 @@ class PairTask(Task):
     def majority_baseline(self, rows: Sequence[TextRow]) -> float:
         return 0.0
 
-    def predictions(
-        self, rows: Sequence[TextRow], encoded: Encoded, outputs: np.ndarray
-    ) -> list[dict[str, Any]]:
+    def predictions(self, encoded: Encoded, outputs: np.ndarray) -> list[dict[str, Any]]:
         """Returns the similarity of the first text of a row and each other one."""
         found_NC = _similarities(self._compared(outputs)).tolist()
         return [
             {"id": row.id, "score": each[0] if len(each) == 1 else each}
-            for row, each in zip(rows, found_NC, strict=True)
+            for row, each in zip(encoded.rows, found_NC, strict=True)
         ]
 
     def _compared(self, outputs: np.ndarray) -> np.ndarray:

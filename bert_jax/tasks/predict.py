@@ -54,7 +54,13 @@ class Predictor:
                 raise UsageError(f"`null_threshold`: {self.spec.name} always has an answer")
             self.spec = dataclasses.replace(self.spec, null_threshold=null_threshold)
         self._tokenizer = load_tokenizer(self._source.tokenizer)
-        self._forward: Forward | None = None
+        config = self._source.config
+        self._forward = Forward(
+            in_float32(config),
+            task_objective(config.head).output,
+            batch_size=_BATCH,
+            mesh=self._source.mesh,
+        )
 
     def rows(self, rows: list[Any]) -> list[dict[str, Any]]:
         """Returns a prediction record for each row, in the format of the task's kind."""
@@ -64,15 +70,8 @@ class Predictor:
         length = config.phases[0].sequence_length
         encoded = task.encode(rows, self._tokenizer, length=length, labelled=False)
         note_unknown_ids(encoded.features.input_ids, self._tokenizer.special)
-        if self._forward is None:
-            self._forward = Forward(
-                in_float32(config),
-                task_objective(config.head).output,
-                batch_size=_BATCH,
-                mesh=self._source.mesh,
-            )
         outputs = self._forward(self._source.params, encoded.features)
-        return task.predictions(rows, encoded, outputs)
+        return task.predictions(encoded, outputs)
 
     def given(self, rows: Sequence[Any]) -> list[dict[str, Any]]:
         """Returns predictions for rows in Python, in the form that `Task.row` accepts."""
@@ -108,7 +107,7 @@ def write_submission(predictor: Predictor, folder: Path, output: Path) -> list[P
 
     Labels have GLUE's names, and STS-B's scores are clipped to the range 0 to 5.
     """
-    task = glue.TASKS.get(predictor.spec.name)
+    task = glue.NAMED.get(predictor.spec.name)
     if task is None:
         raise UsageError(f"`glue`: task {predictor.spec.name} is not a GLUE task")
     found = []

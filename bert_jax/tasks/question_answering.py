@@ -23,7 +23,7 @@ from bert_jax.data.tokenizer.tokenizer import Tokenizer
 from bert_jax.errors import UsageError, brief
 from bert_jax.progress import note
 from bert_jax.tasks import squad_metrics
-from bert_jax.tasks.task import Encoded, NamedTask, Sources, Splits, Task, TaskSpec, read_files
+from bert_jax.tasks.task import Encoded, NamedTask, Sources, Splits, Task, TaskSpec
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class SpanTask(Task):
             note(f"skipping {len(train) - len(answered)} training questions without an answer")
         return answered
 
-    def describe(self, rows: Sequence[Question], encoded: Encoded, *, length: int) -> str:
+    def describe(self, encoded: Encoded, *, length: int) -> str:
+        rows = encoded.rows
         found: Windows = encoded.alignment
         lost = int((~found.answered).sum()) - sum(not question.answers for question in rows)
         return (
@@ -107,12 +108,10 @@ class SpanTask(Task):
             max_question=self.spec.max_question_length,
             labelled=labelled,
         )
-        return Encoded(found.features, found)
+        return Encoded(rows, found.features, found)
 
-    def score(
-        self, rows: Sequence[Question], encoded: Encoded, outputs: np.ndarray
-    ) -> dict[str, float]:
-        records = self.predictions(rows, encoded, outputs)
+    def score(self, encoded: Encoded, outputs: np.ndarray) -> dict[str, float]:
+        rows, records = encoded.rows, self.predictions(encoded, outputs)
         predicted = {record["id"]: record["prediction"] for record in records}
         scores = squad_metrics.score(rows, predicted, with_unanswerable=self.spec.with_unanswerable)
         if self.spec.with_unanswerable:
@@ -134,16 +133,14 @@ class SpanTask(Task):
         scores = squad_metrics.score(rows, silent, with_unanswerable=self.spec.with_unanswerable)
         return scores[self.spec.metrics[0]]
 
-    def predictions(
-        self, rows: Sequence[Question], encoded: Encoded, outputs: np.ndarray
-    ) -> list[dict[str, Any]]:
+    def predictions(self, encoded: Encoded, outputs: np.ndarray) -> list[dict[str, Any]]:
         windows: Windows = encoded.alignment
-        of_question: list[list[int]] = [[] for _ in rows]
+        of_question: list[list[int]] = [[] for _ in encoded.rows]
         for row, number in enumerate(windows.questions.tolist()):
             of_question[number].append(row)
         return [
             self._record(question, self._answers(question, windows, mine, outputs), outputs[mine])
-            for question, mine in zip(rows, of_question, strict=True)
+            for question, mine in zip(encoded.rows, of_question, strict=True)
         ]
 
     def _answers(
@@ -165,10 +162,10 @@ class SpanTask(Task):
                         begin += len(text) - len(text.lstrip())
                         if text := text.strip():
                             found.append(Answer(text, score, begin))
-        found.sort(key=lambda answer: (-answer.score, answer.start, len(answer.text)))
-        different = {answer.text: answer for answer in reversed(found)}
-        kept = sorted(different.values(), key=lambda a: (-a.score, a.start, len(a.text)))
-        return kept[: spec.n_best]
+        different: dict[str, Answer] = {}
+        for answer in sorted(found, key=lambda a: (-a.score, a.start, len(a.text))):
+            different.setdefault(answer.text, answer)
+        return [*different.values()][: spec.n_best]
 
     def _record(
         self, question: Question, answers: list[Answer], outputs_NL2: np.ndarray
@@ -225,28 +222,22 @@ def _best(scores: np.ndarray, allowed: np.ndarray, count: int) -> list[int]:
     return allowed_positions[order].tolist()
 
 
-def _read(task: Task, sources: Sources) -> Splits:
-    """Reads `tfds:squad/...`, or two files."""
-    if sources.data is None:
-        return read_files(task, sources)
-    if not sources.data.startswith("tfds:"):
-        raise UsageError(f"`data` {sources.data}: use `train` and `dev`, or tfds:squad/...")
-    if sources.train or sources.dev is not None:
-        raise UsageError(f"`data` {sources.data} has all rows; leave out `train` and `dev`")
-    dev = dataclasses.replace(sources.reading, splits=HELD_OUT)
-    train = read_questions(sources.data, reading=sources.reading)
-    return train, {"dev": read_questions(sources.data, reading=dev)}
+class Squad(NamedTask):
+    """SQuAD 1.1 or 2.0."""
+
+    def read(self, task: Task, sources: Sources) -> Splits:
+        """Reads `tfds:squad/...`, or two files."""
+        if sources.data is None:
+            return super().read(task, sources)
+        if not sources.data.startswith("tfds:"):
+            raise UsageError(f"`data` {sources.data}: use `train` and `dev`, or tfds:squad/...")
+        if sources.train or sources.dev is not None:
+            raise UsageError(f"`data` {sources.data} has all rows; leave out `train` and `dev`")
+        dev = dataclasses.replace(sources.reading, splits=HELD_OUT)
+        train = read_questions(sources.data, reading=sources.reading)
+        return train, {"dev": read_questions(sources.data, reading=dev)}
 
 
-def _named(name: str, *, with_unanswerable: bool) -> NamedTask:
-    spec = TaskSpec(
-        name=name,
-        kind="spans",
-        metrics=("f1", "exact_match"),
-        with_unanswerable=with_unanswerable,
-    )
-    return NamedTask(spec=spec, read=_read)
-
-
-SQUAD = _named("squad", with_unanswerable=False)
-SQUAD2 = _named("squad2", with_unanswerable=True)
+_SPANS = TaskSpec(name="squad", kind="spans", metrics=("f1", "exact_match"))
+SQUAD = Squad(spec=_SPANS)
+SQUAD2 = Squad(spec=dataclasses.replace(_SPANS, name="squad2", with_unanswerable=True))

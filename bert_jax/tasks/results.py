@@ -28,6 +28,7 @@ def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, An
             "again with a lower `learning_rate`"
         )
     scores = [_flat(spec, run["scores"]) for run in scored]
+    of_name = {name: [score[name] for score in scores if name in score] for name in scores[0]}
     best = {
         **{name: results[0][name] for name in _SETTINGS},
         "seeds": [run["seed"] for run in results],
@@ -35,7 +36,8 @@ def summarise(spec: TaskSpec, results: Sequence[dict[str, Any]]) -> dict[str, An
         "without_scores": len(results) - len(scored),
         "examples_per_second": statistics.median(run["examples_per_second"] for run in scored),
         "scores": {
-            name: _spread([score[name] for score in scores if name in score]) for name in scores[0]
+            name: spread(values) | {"deviation": statistics.stdev(values) if values[1:] else 0.0}
+            for name, values in of_name.items()
         },
         "directories": [run["directory"] for run in results],
     }
@@ -77,31 +79,20 @@ def spread_text(found: dict[str, Any], number: Callable[[float], str], *, is_sin
     return f"{median} ({number(found['lowest'])} to {number(found['highest'])})"
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    return spread(values) | {"deviation": statistics.stdev(values) if len(values) > 1 else 0.0}
-
-
 def table(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Returns the columns and the row of a summary table."""
     best = summary["best"]
-    names = list(best["scores"])
-    columns = ["batch", "learning rate", "epochs", "seeds", *names, "divergent"]
+    is_single = len(best["seeds"]) - best["without_scores"] == 1
+    columns = ["batch", "learning rate", "epochs", "seeds", *best["scores"], "divergent"]
     row = [
         str(best["batch_size"]),
         f"{best['learning_rate']:g}",
         f"{best['epochs']:g}",
         str(len(best["seeds"])),
-        *(_cell(best, name) for name in names),
+        *(spread_text(x, "{:.1f}".format, is_single=is_single) for x in best["scores"].values()),
         str(best["divergent"]),
     ]
     return columns, [row]
-
-
-def _cell(setting: dict[str, Any], name: str) -> str:
-    if name not in setting["scores"]:
-        return "none"
-    is_single = len(setting["seeds"]) - setting["without_scores"] == 1
-    return spread_text(setting["scores"][name], lambda score: f"{score:.1f}", is_single=is_single)
 
 
 def markdown(summary: dict[str, Any]) -> str:

@@ -71,7 +71,8 @@ class TextTask(Task):
             )
         return dataclasses.replace(self.spec, labels=labels)
 
-    def describe(self, rows: Sequence[TextRow], encoded: Encoded, *, length: int) -> str:
+    def describe(self, encoded: Encoded, *, length: int) -> str:
+        rows = encoded.rows
         if self.spec.kind == "regression":
             found = self._gold(rows)
             return (
@@ -101,7 +102,7 @@ class TextTask(Task):
         if labelled:
             weights = np.ones(len(rows), np.float32)
             found = dataclasses.replace(found, labels=self._gold(rows), weights=weights)
-        return Encoded(found)
+        return Encoded(rows, found)
 
     def _gold(self, rows: Sequence[TextRow]) -> np.ndarray:
         """Returns float32 numbers or int32 classes."""
@@ -119,10 +120,8 @@ class TextTask(Task):
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
         return outputs[:, 0] if self.spec.kind == "regression" else np.argmax(outputs, axis=-1)
 
-    def score(
-        self, rows: Sequence[TextRow], encoded: Encoded, outputs: np.ndarray
-    ) -> dict[str, float]:
-        gold, predicted = self._gold(rows), self._predicted(outputs)
+    def score(self, encoded: Encoded, outputs: np.ndarray) -> dict[str, float]:
+        gold, predicted = self._gold(encoded.rows), self._predicted(outputs)
         return {name: _SCORES[name](gold, predicted) for name in self.spec.metrics}
 
     def majority_baseline(self, rows: Sequence[TextRow]) -> float:
@@ -135,13 +134,11 @@ class TextTask(Task):
         score = _SCORES[self.spec.metrics[0]]
         return max(score(gold, np.full_like(gold, n)) for n in range(len(self.spec.labels)))
 
-    def predictions(
-        self, rows: Sequence[TextRow], encoded: Encoded, outputs: np.ndarray
-    ) -> list[dict[str, Any]]:
+    def predictions(self, encoded: Encoded, outputs: np.ndarray) -> list[dict[str, Any]]:
         if self.spec.kind == "regression":
             return [
                 {"id": row.id, "score": float(value)}
-                for row, value in zip(rows, outputs[:, 0], strict=True)
+                for row, value in zip(encoded.rows, outputs[:, 0], strict=True)
             ]
         logits = outputs.astype(np.float64)
         probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
@@ -151,7 +148,9 @@ class TextTask(Task):
                 "label": self.spec.labels[best],
                 "probabilities": dict(zip(self.spec.labels, shares.tolist(), strict=True)),
             }
-            for row, best, shares in zip(rows, self._predicted(outputs), probabilities, strict=True)
+            for row, best, shares in zip(
+                encoded.rows, self._predicted(outputs), probabilities, strict=True
+            )
         ]
 
 

@@ -149,7 +149,7 @@ def _name(run: Settings) -> str:
 
 
 def _config(source: LoadedCheckpoint, data: TaskData, run: Settings, *, length: int) -> TrainConfig:
-    rows = len(data.train.encoded.features)
+    rows = len(data.train.features)
     steps = max(1, int(rows * run.epochs / run.batch_size))
     every = max(1, rows // run.batch_size)
     if data.task.one_source_per_batch:

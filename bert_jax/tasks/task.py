@@ -79,8 +79,9 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows as model inputs, and the data that map outputs back to the texts."""
+    """Rows as read and as model inputs, and the data that map outputs back to the texts."""
 
+    rows: Sequence[Any]
     features: Features
     alignment: Any = None
 
@@ -120,8 +121,8 @@ class Sources:
 class Task:
     """The base of all kinds of tasks (registry.TASK_KINDS).
 
-    `rows` are the result of `read`; `outputs` are the head's outputs, float32, with one entry per
-    row of features: `[N, C]`, `[N, L, C]` or `[N, L, 2]`.
+    `rows` are the result of `read`, `encoded` the result of `encode`; `outputs` are the head's
+    outputs, float32, with one entry per row of features: `[N, C]`, `[N, L, C]` or `[N, L, 2]`.
     """
 
     # The default number of tokens per row (google-research/bert run_classifier.py).
@@ -204,14 +205,14 @@ class Task:
         """Raises UsageError that names the row with an unusable text or label."""
         raise NotImplementedError
 
-    def describe(self, rows: Sequence[Any], encoded: Encoded, *, length: int) -> str | None:
+    def describe(self, encoded: Encoded, *, length: int) -> str | None:
         """Returns a summary of the training rows for the log, or None."""
 
     def fingerprint(self, rows: Sequence[Any]) -> str:
         """Returns the data that scores depend on in addition to the encoded rows."""
         return ""
 
-    def score(self, rows: Sequence[Any], encoded: Encoded, outputs: np.ndarray) -> dict[str, float]:
+    def score(self, encoded: Encoded, outputs: np.ndarray) -> dict[str, float]:
         """Returns all metrics of the task, the main one first."""
         raise NotImplementedError
 
@@ -222,9 +223,7 @@ class Task:
         """
         raise NotImplementedError
 
-    def predictions(
-        self, rows: Sequence[Any], encoded: Encoded, outputs: np.ndarray
-    ) -> list[dict[str, Any]]:
+    def predictions(self, encoded: Encoded, outputs: np.ndarray) -> list[dict[str, Any]]:
         """Returns the prediction for each row, for JSON."""
         raise NotImplementedError
 
@@ -296,11 +295,15 @@ class NamedTask:
     """An entry of `registry.TASKS`: a spec, and the source of its rows."""
 
     spec: TaskSpec
-    read: Callable[[Task, Sources], Splits] = read_files
     # The minimum and maximum number of text columns that the user names.
     text_columns: tuple[int, int] = (0, 0)
-    # Returns the columns of a file without a header.
-    header: Callable[[str], tuple[str, ...] | None] = lambda source: None
+
+    def read(self, task: Task, sources: Sources) -> Splits:
+        """Returns the training and development rows of its task, by default from two files."""
+        return read_files(task, sources)
+
+    def header(self, source: str) -> tuple[str, ...] | None:
+        """Returns the columns of a file without a header; None for a file with one."""
 
 
 def task_of(spec: TaskSpec, *, reading: SourceOptions | None = None) -> Task:

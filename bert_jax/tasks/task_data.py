@@ -1,9 +1,7 @@
 """Reads the files of a task into token ids, and reports rows with errors."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from bert_jax.data.tokenizer import hub
 from bert_jax.data.tokenizer.tokenizer import Tokenizer
@@ -18,20 +16,12 @@ _FEW_ROWS = 50
 
 
 @dataclass(frozen=True)
-class TaskSplit:
-    """The rows of a split, as read and as model inputs."""
-
-    rows: Sequence[Any]
-    encoded: Encoded
-
-
-@dataclass(frozen=True)
 class TaskData:
     """A task with its rows, a fingerprint of all data that a run sees, and the file names."""
 
     task: Task
-    train: TaskSplit
-    dev: dict[str, TaskSplit]
+    train: Encoded
+    dev: dict[str, Encoded]
     fingerprint: str
     sources: tuple[str, ...] = ()
 
@@ -42,7 +32,7 @@ class TaskData:
         """
         if self.task.one_source_per_batch:
             return [row.source for row in self.train.rows]
-        return [""] * len(self.train.encoded.features)
+        return [""] * len(self.train.features)
 
 
 def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length: int) -> TaskData:
@@ -59,13 +49,12 @@ def load_task(spec: TaskSpec, sources: Sources, tokenizer: Tokenizer, *, length:
     if not train:
         raise UsageError(f"task {spec.name}: the training file has no usable rows")
     splits = {
-        name: TaskSplit(rows, task.encode(rows, tokenizer, length=length, labelled=True))
+        name: task.encode(rows, tokenizer, length=length, labelled=True)
         for name, rows in {"train": train, **dev}.items()
     }
-    ids = splits["train"].encoded.features.input_ids
+    ids = splits["train"].features.input_ids
     note_unknown_ids(ids, tokenizer.special, what="the training rows")
-    line = task.describe(train, splits["train"].encoded, length=length)
-    if line is not None:
+    if (line := task.describe(splits["train"], length=length)) is not None:
         note(line)
     for name, rows in dev.items():
         if len(rows) < _FEW_ROWS:
@@ -83,11 +72,11 @@ def _names(sources: Sources) -> tuple[str, ...]:
     return tuple(hub.source_name(str(path)) for path in given if path is not None)
 
 
-def _fingerprint(task: Task, tokenizer: Tokenizer, splits: dict[str, TaskSplit]) -> str:
+def _fingerprint(task: Task, tokenizer: Tokenizer, splits: dict[str, Encoded]) -> str:
     """Returns a hash of the data for training and evaluation."""
     digest = hashlib.sha256(f"{task.spec}{tokenizer.hash}".encode())
     for name, split in splits.items():
-        features = split.encoded.features
+        features = split.features
         digest.update(f"{name} {features.input_ids.shape}".encode())
         digest.update(task.fingerprint(split.rows).encode())
         for array in (features.input_ids, features.lengths, features.labels):

@@ -84,7 +84,8 @@ class WordTask(Task):
             self.spec, labels=labels, tag_scheme=scheme, line_columns=columns
         )
 
-    def describe(self, rows: Sequence[Sentence], encoded: Encoded, *, length: int) -> str:
+    def describe(self, encoded: Encoded, *, length: int) -> str:
+        rows = encoded.rows
         scheme = self.spec.tag_scheme
         kinds = Counter(kind for s in rows for kind in entity_kinds(s.tags or (), scheme))
         named = [f"{kind} {kinds[kind]:,}" for kind in in_order(kinds)]
@@ -103,37 +104,31 @@ class WordTask(Task):
             require_scheme(rows, self.spec.tag_scheme)
         labels = self.spec.labels if labelled else None
         found = encode_words(rows, tokenizer, length=length, labels=labels)
-        return Encoded(found.features, found)
+        return Encoded(rows, found.features, found)
 
-    def _tags(
-        self, rows: Sequence[Sentence], encoded: Encoded, outputs: np.ndarray
-    ) -> list[list[str]]:
+    def _tags(self, encoded: Encoded, outputs: np.ndarray) -> list[list[str]]:
         alignment: WordRows = encoded.alignment
         best = np.argmax(outputs, axis=-1)
-        tags = [[OUTSIDE] * len(sentence.words) for sentence in rows]
+        tags = [[OUTSIDE] * len(sentence.words) for sentence in encoded.rows]
         for row, token in zip(*np.nonzero(alignment.words != NO_WORD), strict=True):
             sentence, word = alignment.sentences[row], alignment.words[row, token]
             tags[sentence][word] = self.spec.labels[best[row, token]]
         return tags
 
-    def score(
-        self, rows: Sequence[Sentence], encoded: Encoded, outputs: np.ndarray
-    ) -> dict[str, float]:
-        gold = [sentence.tags or () for sentence in rows]
-        found = scores.entities(gold, self._tags(rows, encoded, outputs), self.spec.tag_scheme)
+    def score(self, encoded: Encoded, outputs: np.ndarray) -> dict[str, float]:
+        gold = [sentence.tags or () for sentence in encoded.rows]
+        found = scores.entities(gold, self._tags(encoded, outputs), self.spec.tag_scheme)
         return {name: found[name] for name in self.spec.metrics}
 
     def majority_baseline(self, rows: Sequence[Sentence]) -> float:
         has_entity = any(tag != OUTSIDE for sentence in rows for tag in sentence.tags or ())
         return 0.0 if has_entity else -math.inf
 
-    def predictions(
-        self, rows: Sequence[Sentence], encoded: Encoded, outputs: np.ndarray
-    ) -> list[dict[str, Any]]:
+    def predictions(self, encoded: Encoded, outputs: np.ndarray) -> list[dict[str, Any]]:
         return [
             {"id": str(number), "words": list(sentence.words), "tags": tags}
             for number, (sentence, tags) in enumerate(
-                zip(rows, self._tags(rows, encoded, outputs), strict=True)
+                zip(encoded.rows, self._tags(encoded, outputs), strict=True)
             )
         ]
 

@@ -13,6 +13,7 @@ from bert_jax.data.tasks.packing import PackedBatches
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.inference.embed import embed
 from bert_jax.interchange import huggingface
+from bert_jax.interchange.families import BERT_FAMILY
 from bert_jax.model import bert, sharding
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.objectives.task import TaskObjective
@@ -80,7 +81,7 @@ def test_the_losses_are_those_of_transformers(tmp_path):
     ]  # fmt: skip
     optimizer = torch.optim.AdamW(groups, betas=(rule.beta1, rule.beta2), eps=rule.epsilon)
 
-    features, apart = data.train.encoded.features, []
+    features, apart = data.train.features, []
     batches, packed = Batches(features, size=16), PackedBatches(features, size=16)
     mesh = _one_device()
     with jax.set_mesh(mesh):
@@ -132,7 +133,7 @@ def test_gradients_under_dropout_are_those_of_torch(tmp_path, hidden, attention)
     )
     head = data.task.head()
     params, theirs = _both_sides(tmp_path, model, head)
-    features, rows = data.train.encoded.features, np.arange(size)
+    features, rows = data.train.features, np.arange(size)
     packed, apart = PackedBatches(features, size=size)(rows), Batches(features, size=size)(rows)
     mesh = _one_device()
     packed, rows_B = _placed(packed, mesh)
@@ -152,7 +153,7 @@ def test_gradients_under_dropout_are_those_of_torch(tmp_path, hidden, attention)
     ours, torchs = [], []
     with jax.set_mesh(mesh):
         for step in range(draws):
-            ours.append(huggingface.to_tensors(gradient(jnp.int32(step), packed, rows_B)))
+            ours.append(BERT_FAMILY.to_tensors(gradient(jnp.int32(step), packed, rows_B)))
     for _ in range(draws):
         theirs.zero_grad()
         theirs(**_inputs(apart), labels=_long(apart["labels"])).loss.backward()

@@ -197,16 +197,16 @@ def test_right_spans_give_right_answers(tmp_path, encoder, task):
         # A window that does not have the answer is less sure of that than one that has it.
         outputs[np.arange(len(labels)), labels, end] = np.where(labels == 0, 5.0, 9.0)
         outputs[:, 0, end] = np.where(labels == 0, 5.0, -9.0)
-    scores = task_of(spec).score(rows, found, outputs)
+    scores = task_of(spec).score(found, outputs)
     # Where there is an answer, its ends are 9 and [CLS] is -9: a margin of -36.
     if task == "squad2":
         assert scores.pop("best_f1_threshold") == -36.0
     assert set(scores.values()) == {100.0}
-    silent = task_of(spec).score(rows, found, np.zeros_like(outputs))
+    silent = task_of(spec).score(found, np.zeros_like(outputs))
     assert silent["exact_match"] < 50
     if task == "squad2":
         never = task_of(dataclasses.replace(spec, null_threshold=-99.0))
-        assert never.score(rows, found, outputs)["answerable_f1"] == 0.0
+        assert never.score(found, outputs)["answerable_f1"] == 0.0
 
 
 def test_an_answer_has_no_white_space_around_it(tmp_path, encoder):
@@ -217,11 +217,11 @@ def test_an_answer_has_no_white_space_around_it(tmp_path, encoder):
     found = task_of(spec).encode(rows, load_tokenizer(encoder), length=32, labelled=True)
     draw = np.random.default_rng(0)
     outputs = draw.normal(size=(*found.features.input_ids.shape, 2)).astype(np.float32)
-    plain = task_of(spec).predictions(rows, found, outputs)
+    plain = task_of(spec).predictions(found, outputs)
     characters = found.alignment.characters.copy()
     characters[..., 0] -= characters[..., 0] > 0  # words of these texts have a space before them
     places = dataclasses.replace(found.alignment, characters=characters)
-    wide = task_of(spec).predictions(rows, dataclasses.replace(found, alignment=places), outputs)
+    wide = task_of(spec).predictions(dataclasses.replace(found, alignment=places), outputs)
     assert wide == plain
 
 
@@ -232,7 +232,7 @@ def test_an_answer_keeps_the_marks_of_its_last_letter(encoder, answer):
     rows = [Question("row 0", "0", "who?", context, answers=(answer,), starts=(12,))]
     task = task_of(spec_of("squad"))
     found = task.encode(rows, load_tokenizer(encoder), length=32, labelled=True)
-    assert task.score(rows, found, sure_of(found))["exact_match"] == 100.0
+    assert task.score(found, sure_of(found))["exact_match"] == 100.0
 
 
 @pytest.mark.parametrize(("answer", "size"), [("\uc11c\uc6b8\uc740", 23), ("\uff76\uff9e", 20)])
@@ -245,7 +245,7 @@ def test_an_answer_has_the_whole_of_its_last_letter(answer, size):
     rows = [Question("row 0", "0", "who?", context, answers=(answer,), starts=(12,))]
     task = task_of(spec_of("squad"))
     found = task.encode(rows, trained, length=48, labelled=True)
-    assert task.predictions(rows, found, sure_of(found))[0]["prediction"] == answer
+    assert task.predictions(found, sure_of(found))[0]["prediction"] == answer
 
 
 # --- one run, many ways --------------------------------------------------------------------------
@@ -486,12 +486,6 @@ def test_a_file_to_predict_is_read_without_its_labels(tmp_path):
     assert row.answers == ()
     with pytest.raises(UsageError, match="answer_start 99"):
         read_file(spec_of("squad"), squad)
-
-
-def test_predict_wants_a_fine_tuned_workdir(tmp_path, encoder, glue, capsys):
-    command = ["predict", str(encoder), "--input", str(glue / "dev.tsv")]
-    assert main(command) == 2
-    assert "is not a workdir of bert-jax finetune" in capsys.readouterr().err
 
 
 def test_vectors(tmp_path, encoder, capsys):

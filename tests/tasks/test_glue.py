@@ -26,10 +26,10 @@ def glue_files(folder, task: glue.GlueTask) -> None:
     names = {"train.tsv", "test.tsv", *(file for _, file, _ in task.dev)}
     if spec.name == "mnli":
         names |= {"test_matched.tsv", "test_mismatched.tsv"}
-    columns = task.header or (*spec.text_columns, spec.label_column)
+    columns = task.columns or (*spec.text_columns, spec.label_column)
     folder.mkdir(parents=True)
     for name in names:
-        has_header = task.header is None or name == "test.tsv"
+        has_header = task.columns is None or name == "test.tsv"
         lines = ["\t".join(columns)] if has_header else []
         for number, label in enumerate(labels):
             texts = [f'{name} "{number} ({i}) é' for i in range(len(spec.text_columns))]
@@ -70,7 +70,7 @@ def folder(tmp_path_factory):
         patch.setattr(tfds.download.DownloadManager, "download_and_extract", local)
         patch.setenv("TQDM_DISABLE", "1")
         for name, place in _FOLDERS.items():
-            glue_files(files / place, glue.TASKS[name])
+            glue_files(files / place, glue.NAMED[name])
             tfds.builder(f"glue/{name}", data_dir=home / "tfds").download_and_prepare()
         squad_files(files / "SQuAD")
         for version in ("v1.1", "v2.0"):
@@ -85,11 +85,11 @@ def data_dir(folder, monkeypatch):
 
 @pytest.mark.parametrize("name", _FOLDERS)
 def test_a_task_of_glue(folder, name):
-    task = glue.TASKS[name]
+    task = glue.NAMED[name]
     splits = [("train.tsv", "train"), *(rest for _, *rest in task.dev)]
     for file, split in splits:
-        from_files = glue.read_split(task, str(folder / "files" / _FOLDERS[name]), file, split)
-        from_tfds = glue.read_split(task, f"tfds:glue/{task.spec.name}", file, split)
+        from_files = task.read_split(str(folder / "files" / _FOLDERS[name]), file, split)
+        from_tfds = task.read_split(f"tfds:glue/{task.spec.name}", file, split)
         rows = [
             # A score is a float32 there.
             sorted((r.texts, r.label if task.spec.labels else np.float32(r.label)) for r in found)
@@ -112,4 +112,4 @@ def test_squad(folder, version):
 
 def test_another_data_set_is_refused():
     with pytest.raises(UsageError, match=r"no column 'sentence', only .* Use tfds:glue/sst2"):
-        glue.read_split(glue.TASKS["sst2"], "tfds:glue/rte", "train.tsv", "train")
+        glue.NAMED["sst2"].read_split("tfds:glue/rte", "train.tsv", "train")
