@@ -69,8 +69,8 @@ def export_checkpoint(
         recipe = _recipe(config, pooling, normalize=normalize, length=length)
         if recipe is not None and to == "tf1":
             raise UsageError(
-                f"{source} makes vectors of texts, and a TF1 checkpoint has no place for their "
-                "pooling and prompts; export with `format` hf"
+                f"{source} makes vectors of texts with pooling {recipe.pooling}, which a TF1 "
+                "checkpoint has no place for; export with `format` hf"
             )
         if recipe is not None:
             library = "sentence-transformers"

@@ -1,7 +1,6 @@
 """Reads the parameters of a workdir, of one of its steps, or of a third-party model."""
 
 import dataclasses
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -297,13 +296,9 @@ def require_same_tokenizer(source: LoadedCheckpoint, corpus: Corpus) -> None:
     """Raises UsageError if an id means different tokens in the model and in the corpus."""
     theirs = load_tokenizer(source.tokenizer)
     if theirs.hash != corpus.tokenizer_hash:
-        given = corpus.manifest["sources"]
-        sources = " ".join(f"`source` {shlex.quote(name)}" for name in given[:3])
-        sources += " ..." if len(given) > 3 else ""
         raise UsageError(
             f"corpus {corpus.directory} was built with another tokenizer ({corpus.vocab_size} ids, "
             f"{corpus.tokenizer_hash[:12]}) than checkpoint {source.directory} "
             f"({theirs.vocab_size} ids, {theirs.hash[:12]}); prepare the corpus again with "
-            f"`tokenizer` {source.tokenizer}: bert-jax prepare {sources} "
-            f"`tokenizer` {shlex.quote(str(source.tokenizer))} `output` NEW"
+            f"`tokenizer` {source.tokenizer}"
         )

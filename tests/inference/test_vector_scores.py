@@ -9,7 +9,7 @@ import pytest
 
 import bert_jax
 from bert_jax.__main__ import main
-from bert_jax.cli.inference import vector_scores
+from bert_jax.cli.training import evaluate
 from bert_jax.data.tasks.retrieval_sets import read_retrieval_set
 from bert_jax.inference import retrieve
 from bert_jax.pretrained.load import load_checkpoint
@@ -91,7 +91,7 @@ def test_a_model_of_dot_products_has_vectors_of_any_length(embedder, tmp_path):
 
 def test_retrieval_by_the_command_line(embedder, beir, capsys, monkeypatch):
     """The scores are those of all cosines; the document that is the query itself is left out."""
-    monkeypatch.setattr(vector_scores, "BM25", "no_such_package")
+    monkeypatch.setattr(evaluate, "BM25", "no_such_package")
     command = ["evaluate", str(embedder), "--retrieval", str(beir)]
     assert main([*command, "--json"]) == 0
     shown = capsys.readouterr()

@@ -235,7 +235,10 @@ def test_by_default_an_embedder_has_the_length_of_the_model(trained, tmp_path):
             ["--pooling", "mean", "--max-length", "49"],
             "--max-length 49: the model has only 48 positions",
         ),
-        (["--pooling", "cls", "--format", "tf1"], "--pooling cls: --format tf1"),
+        (
+            ["--pooling", "cls", "--format", "tf1"],
+            "pooling cls, which a TF1 checkpoint has no place",
+        ),
     ],
 )
 def test_what_no_embedder_is_exported_for_is_named(trained, tmp_path, capsys, options, said):

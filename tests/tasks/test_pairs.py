@@ -128,7 +128,7 @@ def test_pairs_are_learned_scored_and_exported_with_their_prompts(encoder, tmp_p
     embed(tmp_path / "run", texts, dims=8)
     assert "8: the run trained vectors of" in capsys.readouterr().err
     assert main([*export[:-1], str(tmp_path / "tf1"), "--format", "tf1"]) == 2
-    assert "no place for their pooling and prompts" in capsys.readouterr().err
+    assert "pooling mean, which a TF1 checkpoint has no place" in capsys.readouterr().err
 
 
 def test_similarities_follow_their_scores(encoder, tmp_path, capsys):

@@ -70,10 +70,6 @@ def run(options: ExportOptions) -> None:
     if options.pooling is None and (options.normalize or options.length is not None):
         given = "--normalize" if options.normalize else f"--max-length {options.length}"
         raise UsageError(f"{given} needs --pooling, for example --pooling mean")
-    if options.pooling is not None and options.format == "tf1":
-        raise UsageError(
-            f"--pooling {options.pooling}: --format tf1 has no pooling; leave one of them out"
-        )
     if options.length is not None and options.length < 3:
         raise UsageError(f"--max-length {options.length}: it must be at least 3")
     if not 0 < options.max_file_size < float("inf"):

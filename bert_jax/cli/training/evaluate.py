@@ -13,19 +13,51 @@ a retrieval set in the format of BEIR, with BM25 for comparison:
   bert-jax evaluate runs/embedder --retrieval scifact
 """
 
+import importlib.util
 import json
-from typing import Annotated, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 from bert_jax.cli.closing import COLUMNS, figure_rows
 from bert_jax.cli.corpora import Corpora, corpora
-from bert_jax.cli.inference import vector_scores
-from bert_jax.cli.inference.vector_scores import VectorScoresOptions
-from bert_jax.cli.options import CHECKPOINT, Address, Positional
+from bert_jax.cli.options import CHECKPOINT, Address, FromCheckpoint, Positional
 from bert_jax.cli.output import table, tell
 from bert_jax.config.fields import REQUIRED, section, setting
-from bert_jax.errors import UsageError
+from bert_jax.errors import UsageError, install_command
 from bert_jax.progress import note
 from bert_jax.registry import OBJECTIVES
+
+# The package; without it, tables do not have the row.
+BM25 = "bm25s"
+
+
+@section
+class VectorScoresOptions(FromCheckpoint):
+    """The sets that vectors are scored on."""
+
+    GROUP: ClassVar = ("vectors", "Score vectors of texts in place of held-out text.")
+    retrieval: Path | None = setting(
+        None,
+        "DIR: a retrieval set in the format of BEIR; prints nDCG@10, MRR@10, recall@10 and "
+        "recall@100, with BM25 for comparison",
+    )
+    similarity: str | None = setting(
+        None,
+        "FILE|ADDRESS: pairs of texts with a similarity score; prints the Spearman correlation of "
+        "score and cosine",
+    )
+    text: Annotated[tuple[str, ...], "--text-column"] = setting(
+        (),
+        "COLUMN: columns of the two texts of --similarity; give it twice (default: sentence1 and "
+        "sentence2)",
+    )
+    label: Annotated[str, "--label-column"] = setting(
+        "score", "COLUMN: column of the score of --similarity"
+    )
+    dims: int | None = setting(
+        None, "N: keep the first N columns of each vector, for a model trained with embedding.dims"
+    )
 
 
 @section
@@ -57,7 +89,7 @@ def run(options: EvaluateOptions) -> None:
             raise UsageError(
                 "--corpus and --eval-set-from do not go with --retrieval or --similarity"
             )
-        return vector_scores.run(options, given, length=length, as_json=options.json)
+        return _score_vectors(options)
     if options.dims is not None:
         raise UsageError("--dims needs --retrieval or --similarity")
     from bert_jax.pretrained.load import run_config, run_of
@@ -112,3 +144,31 @@ def _print(found: dict[str, Any]) -> None:
             "the run that trained the model is unknown, so the examples follow the recipe of BERT; "
             "--eval-set-from WORKDIR uses the examples of a run"
         )
+
+
+def _score_vectors(options: EvaluateOptions) -> None:
+    """Prints a table for each set with a row for each checkpoint, or an object for each row."""
+    from bert_jax.pretrained.load import load_checkpoint
+    from bert_jax.tasks.vector_scores import Retrieval, read_sets, score_vectors
+
+    named = [str(each or "") for each in (options.retrieval, options.similarity)]
+    sets = read_sets(*named, text=options.text, label=options.label)
+    for name, given in zip(filter(None, named), sets.values(), strict=True):
+        found: dict[str, Mapping[str, float]] = {}
+        for each in options.checkpoint:
+            checkpoint = load_checkpoint(
+                each, allow_missing_heads=True, ignore_unexpected=options.ignore_unexpected
+            )
+            scores = score_vectors(checkpoint, given, length=options.length, dims=options.dims)
+            found[str(each)] = scores
+        if isinstance(given, Retrieval) and importlib.util.find_spec(BM25):
+            found["BM25"] = given.bm25()
+        elif isinstance(given, Retrieval):
+            note(f"for BM25 in the table: {install_command(BM25)}")
+        if options.json:
+            for each, scores in found.items():
+                print(json.dumps({"checkpoint": each, "set": name, **scores}))
+            continue
+        names = [*next(iter(found.values()))]
+        rows = [(each, *(f"{scores[n]:.4f}" for n in names)) for each, scores in found.items()]
+        table(name, ("", *names), rows)

@@ -16,7 +16,6 @@ on many machines, with Apache Beam:
       --output-dir gs://BUCKET/corpus -- --project NAME --region NAME --temp_location gs://BUCKET/tmp
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,8 +49,6 @@ class PrepareOptions(CorpusOptions, Verb):
 def run(options: PrepareOptions) -> None:
     from bert_jax.data.corpus.prepare import prepare
 
-    for source in (*options.source, *options.validation_source, *options.decontaminate):
-        _refuse_name(source)
     chosen = options.fields_of(CorpusOptions)
     if options.runner is not None:
         from bert_jax.data.cluster.run import prepare_on
@@ -119,15 +116,3 @@ def _remarks(manifest: dict[str, Any]) -> Iterator[str]:
         yield f"left out: {sum(records.values()):,} bad record(s); corpus.json has them by file"
     if without := manifest["records_without_text"]:
         yield f"skipped: {without:,} record(s) without text"
-
-
-def _refuse_name(source: str) -> None:
-    """Raises UsageError, with the source to write, for the bare name of a data set of the hub."""
-    from bert_jax.data.sources.files import kind_of
-
-    if Path(source).exists() or kind_of(source) is not None:
-        return
-    is_name = re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not Path(source).parent.exists()
-    if is_name or source.startswith("datasets:"):
-        name = source.removeprefix("datasets:").strip("/")
-        raise UsageError(f"{source}: no such folder; for the hub, write hf:{name}")
