@@ -5,7 +5,7 @@ import numpy as np
 import safetensors.numpy
 
 from bert_jax.config_checks import complete, validate
-from bert_jax.interchange import huggingface, safetensors_files
+from bert_jax.interchange import huggingface
 from bert_jax.model.sharding import batch_sharding
 from bert_jax.registry import OBJECTIVES
 from bert_jax.update.state import TrainState
@@ -39,8 +39,6 @@ def test_a_hundred_updates_with_a_change_of_phase_are_those_of_torch(tmp_path):
     np.testing.assert_allclose(losses, expected["losses"], rtol=1e-4)
     words = vocabulary(tmp_path / "words")
     huggingface.write(tmp_path / "hf", state.params, MODEL, tokenizer=words, head=HEAD)
-    for name, weights in safetensors.numpy.load_file(
-        tmp_path / "hf" / safetensors_files.WEIGHTS
-    ).items():
+    for name, weights in safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors").items():
         off = np.abs(sample(weights) - expected[f"weights.{name}"]).max()
         assert off <= 1e-4 * expected[f"largest.{name}"], name
