@@ -113,27 +113,6 @@ def test_padding_is_invisible(mesh):
     assert used < 1e-3 < np.abs(word[other["input_ids"][0, 1]]).max()
 
 
-def test_sequences_of_a_row_do_not_see_each_other(mesh):
-    """Two sequences packed into a row give what each gives alone."""
-    params = params_of_seed()
-    batch = random_batch(rows=8, length=16, predictions=5, vocab_size=_MODEL.vocab_size)
-    batch["sequence_ids"][:] = 1
-    packed = {name: batch[name].copy() for name in batch}
-    tokens = ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
-    for name in tokens:
-        tail = np.roll(batch[name], 1, axis=0) * (2 if name == "sequence_ids" else 1)
-        packed[name] = np.concatenate([batch[name], tail], axis=1)
-    layout = sharding.batch_sharding(mesh)
-
-    def logits(batch):
-        outputs = jax.jit(lambda b: bert.apply(params, b, config=_MODEL, compute=_FLOAT32))(
-            jax.device_put(batch, layout)
-        )
-        return np.asarray(outputs["mlm_logits"])
-
-    np.testing.assert_allclose(logits(packed), logits(batch), atol=2e-5)
-
-
 def test_remat_and_scan_change_nothing():
     """On one device; below and in tests/model/test_sharding.py others are compared with it."""
     params = params_of_seed()

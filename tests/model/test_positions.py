@@ -13,8 +13,7 @@ from flax import nnx
 from bert_jax.config import ComputeConfig, HeadConfig, ModelConfig
 from bert_jax.config_loader import load_config
 from bert_jax.errors import UsageError
-from bert_jax.interchange import huggingface, tf1
-from bert_jax.interchange.name_map import Foreign
+from bert_jax.interchange import huggingface
 from bert_jax.model.encoder import repeated
 from bert_jax.model.positions import Position, distance_bias
 from bert_jax.registry import ATTENTION, POSITIONS
@@ -267,20 +266,6 @@ def test_relative_positions_are_written_and_read_as_transformers_4_has_them(tmp_
     found = huggingface.read(tmp_path / "hf")
     assert found.model == model
     assert_same(found.params, params)
-
-
-@each_kind
-def test_a_format_that_cannot_say_a_kind_refuses_it(kind, tmp_path):
-    foreign = Foreign(model_of(kind), HeadConfig(), {})
-    message = f"model.position_embedding_type is {kind}, which this format does not support"
-    if kind != "learned":
-        with pytest.raises(UsageError, match=message):
-            tf1.write(tmp_path / "out", foreign, tokenizer=tmp_path)
-    if kind not in ("learned", "relative_key", "relative_key_query"):
-        with pytest.raises(UsageError, match=message):
-            words = vocabulary(tmp_path / "words")
-            options = {"tokenizer": words, "model_type": "bert"}
-            huggingface.write(tmp_path / "out", {}, foreign.model, **options)
 
 
 @pytest.mark.parametrize("kind", make_relative_positions.KINDS)
