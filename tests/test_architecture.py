@@ -93,7 +93,7 @@ _MAY_IMPORT = {
     | {"data/corpus", "update", "memory"}
     | {"runtime", "workdir", "pretrained", "training", "lab/planning"},
     "lab/studies": _COMMON
-    | {"data/tokenizer", "data/corpus", "model", "update", "runtime", "workdir"}
+    | {"data/language", "data/tokenizer", "data/corpus", "model", "update", "runtime", "workdir"}
     | {"pretrained", "training", "tasks", "lab/reports"},
     "lab": set(),
 }

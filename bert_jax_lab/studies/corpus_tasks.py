@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.data.corpus.store import Corpus, Split, open_corpus
+from bert_jax.data.language import scripts
 from bert_jax.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from bert_jax.data.tokenizer.words import readable
 from bert_jax.errors import UsageError
@@ -87,8 +88,8 @@ def _words(split: Split, sentence: int, tokenizer: Tokenizer, begins_word: np.nd
     else:
         names = readable(tokenizer, [int(ids[i]) for i in first])
         spaces = [name.startswith("▁") for name in names]
-        # The first token may lack a mark for the space.
-        spaces[0] = any(spaces[1:])
+        # The first token may lack a mark for the space; the script decides whether words have one.
+        spaces[0] = not scripts.is_spaceless(scripts.points(words[0][:1])).any()
     return [
         " " * has_space + word
         for word, has_space in zip(words, spaces, strict=True)
