@@ -8,8 +8,9 @@ from bert_jax.progress import note_once
 
 # OWNER/MODEL, or MODEL (huggingface_hub.utils.validate_repo_id).
 _NAME = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*[A-Za-z0-9_]")
-# The files of a model that are read; other files are weights for other frameworks.
-_READ = ("*.json", "*.txt", "*.model", "*.safetensors")
+# The files of a model that are read: .json, .safetensors and .txt; others are for other frameworks.
+# It is one pattern, because versions of `hf` before 1.0 use the last one only.
+_READ = "*.[jst]*"
 _OPTION = "--"  # an option of the command `hf`
 _HUB_DATA = "hf://datasets/"
 # The path of a data set's file in the cache: name, revision, and the path in the data set.
@@ -47,8 +48,10 @@ def advice(path: str | Path) -> str:
     if not _is_name(Path(path)) or is_path or not {"-", "/"} & {*str(path)}:
         return ""
     name = shlex.quote(str(path))
-    patterns = " ".join(f"{_OPTION}include '{pattern}'" for pattern in _READ)
-    return f"; for a model of the hub: hf download {name} {_OPTION}local-dir {name} {patterns}"
+    return (
+        f"; for a model of the hub: hf download {name} {_OPTION}local-dir {name} "
+        f"{_OPTION}include '{_READ}'"
+    )
 
 
 def pickle_advice(*paths: str | Path) -> str:

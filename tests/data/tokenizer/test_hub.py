@@ -99,8 +99,7 @@ def test_a_missing_name_shows_the_download_command(cache, capsys):
     said = capsys.readouterr().err.strip()
     assert said.endswith(
         "bert-base-uncased: no such directory; for a model of the hub: hf download "
-        "bert-base-uncased --local-dir bert-base-uncased --include '*.json' --include '*.txt' "
-        "--include '*.model' --include '*.safetensors'"
+        "bert-base-uncased --local-dir bert-base-uncased --include '*.[jst]*'"
     )
     with pytest.raises(UsageError, match=r"the hub: hf download some/encoder --local-dir"):
         load_tokenizer("some/encoder")
