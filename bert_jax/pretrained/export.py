@@ -59,6 +59,11 @@ def export_checkpoint(
     Raises UsageError if the format has no class for the model, or `length` is too large.
     """
     name_map.require_free(output)
+    if to == "tf1" and pooling is not None:
+        raise UsageError(
+            f"`pooling` {pooling}: a TF1 checkpoint has no pooling; leave out `pooling`, or export "
+            "with `format` hf"
+        )
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
     with jax.set_mesh(mesh):
         loaded = load_checkpoint(source, mesh=mesh, ignore_unexpected=ignore_unexpected)

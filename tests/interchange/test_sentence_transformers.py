@@ -237,7 +237,7 @@ def test_by_default_an_embedder_has_the_length_of_the_model(trained, tmp_path):
         ),
         (
             ["--pooling", "cls", "--format", "tf1"],
-            "pooling cls, which a TF1 checkpoint has no place",
+            "--pooling cls: a TF1 checkpoint has no pooling; leave out --pooling",
         ),
     ],
 )
