@@ -41,7 +41,11 @@ class ReportOptions(Verb):
         REQUIRED,
         "WORKDIR: directory of a run, or gs://BUCKET/PATH; several runs share the charts",
     )
-    json: bool = setting(False, "print all values of the page as JSON; for several runs a list")
+    json: bool = setting(
+        False,
+        "print all values of the page as JSON, the masked words only with --html; for several runs "
+        "a list",
+    )
     html: Local | None = setting(
         None,
         "FILE: HTML page to write with curves, time, restarts, masked tokens and differences",

@@ -1,4 +1,4 @@
-"""Warnings of a plan: little work per device, padding, traffic."""
+"""Warnings of a plan: little work per device, masks, versions."""
 
 from collections.abc import Iterator
 from typing import Any

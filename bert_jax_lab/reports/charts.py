@@ -1,4 +1,4 @@
-"""The charts of a report: the columns of each chart, its text alternative and its tables."""
+"""The charts of a report: the columns of each chart, and its tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

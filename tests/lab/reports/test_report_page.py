@@ -232,6 +232,18 @@ def test_the_expected_band_is_drawn_if_it_is_known(tmp_path):
     assert "as expected" in Outline(report_page.render([expected])).text
 
 
+def test_correct_predictions_are_marked(tmp_path):
+    run = data_of(write_run(tmp_path / "run"))
+    run["examples"] = [
+        {"text": f"a [MASK] {n}", "word": "dog", "candidates": [[guess, 0.6], ["cow", 0.1]],
+         "is_right": guess == "dog"}
+        for n, guess in enumerate(("dog", "cat", "dog"))
+    ]  # fmt: skip
+    page = report_page.render([run])
+    marked = [first_guess(page, f"a [MASK] {n}").count("\N{CHECK MARK}") for n in range(3)]
+    assert marked == [1, 0, 1] and "held out: 2 of 3 are" in Outline(page).text
+
+
 def test_the_loss_of_an_objective_with_one_loss_is_shown_once(tmp_path):
     run = data_of(write_run(tmp_path / "run"))
     assert run["loss"] == "mlm_loss" and "Loss: loss" in headings_of(run)
