@@ -5,7 +5,6 @@ number of microbatches until the compiled program fits.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -225,7 +224,7 @@ def _choose(config: TrainConfig, demand: Demand, mesh: Mesh) -> tuple[TrainConfi
     if room is None:
         note("`fit_memory`: these devices do not report their free memory; no settings changed")
         return config, {}
-    largest = 0.0
+    shards, largest = sharding.row_shards(mesh), 0.0
     programs: dict[int, tuple[TrainConfig, Any]] = {}
 
     def fitted(name: str, lower: Callable, smaller: Callable, phase: int) -> TrainConfig:
@@ -249,8 +248,12 @@ def _choose(config: TrainConfig, demand: Demand, mesh: Mesh) -> tuple[TrainConfi
         largest = max(largest, found[1])
         return found[0]
 
-    of_evaluation = functools.partial(with_fewer_rows, devices=mesh.size)
-    of_training = functools.partial(with_microbatches, shards=sharding.row_shards(mesh))
+    def of_evaluation(config: TrainConfig, factor: int) -> TrainConfig | None:
+        return with_fewer_rows(config, factor, devices=mesh.size)
+
+    def of_training(config: TrainConfig, factor: int) -> TrainConfig | None:
+        return with_microbatches(config, factor, shards=shards)
+
     # The largest batch first: it decides, and the other phases are compiled only once.
     sizes = [phase.global_batch_size * phase.sequence_length for phase in config.phases]
     phases = sorted(range(len(sizes)), key=lambda phase: -sizes[phase])

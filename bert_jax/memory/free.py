@@ -16,8 +16,8 @@ def free_bytes(device: Any) -> int | None:
     The devices of a CPU share the memory of the host with all processes on it.
     """
     if device.platform == "cpu":
-        host_allocator.release()
-        return free_bytes_of_host()
+        free = free_bytes_of_host()
+        return None if free is None else free + host_allocator.kept_bytes()
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         return None

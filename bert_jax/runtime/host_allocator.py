@@ -1,6 +1,5 @@
 """Keeps memory that XLA's CPU backend frees: reallocation can take as long as the step itself."""
 
-import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -13,6 +12,12 @@ _PAD = 2**28
 _LARGE, _MAPPINGS = 2**25, 2**16
 # Device nodes of TPUs and NVIDIA GPUs.
 _ACCELERATORS = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*")
+# Fields of glibc's struct mallinfo2.
+_FREE, _TOP = 8, 9
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = (("sizes", ctypes.c_size_t * 10),)
 
 
 def computes_on_cpu() -> bool:
@@ -44,10 +49,16 @@ def map_large_blocks() -> None:
     _set((_MMAP_THRESHOLD, _LARGE), (_MMAP_MAX, _MAPPINGS))
 
 
-def release() -> None:
-    """Returns the freed memory that glibc keeps to the system, which then counts it as free."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library, such as musl
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+def kept_bytes() -> int:
+    """Returns the bytes of freed memory that glibc keeps for the next step."""
+    try:
+        mallinfo2 = ctypes.CDLL("libc.so.6").mallinfo2
+    except (OSError, AttributeError):  # another C library, or glibc before 2.33
+        return 0
+    mallinfo2.restype = _Mallinfo2
+    sizes = mallinfo2().sizes
+    # The pad at the top may be untouched, so that it does not count as used memory.
+    return sizes[_FREE] - min(sizes[_TOP], _PAD)
 
 
 def _set(*options: tuple[int, int]) -> bool:

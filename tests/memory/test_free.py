@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from bert_jax.memory.free import free_bytes, free_bytes_of_host
+from bert_jax.runtime import host_allocator
 
 _MEBI = 2**20
 
@@ -60,6 +61,7 @@ def test_the_least_of_all_limits_counts(machine, monkeypatch):
 
 
 def test_this_machine_and_accelerators():
+    assert host_allocator.kept_bytes() >= 0
     assert (free_bytes(jax.devices()[0]) or 0) > 100 * _MEBI
     stats = {"bytes_limit": 100, "bytes_in_use": 30}
     for found, expected in ((stats, 70), ({}, None), (None, None)):
