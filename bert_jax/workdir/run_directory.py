@@ -1,5 +1,6 @@
 """The description of a run in its workdir: config.json and tokenizer/."""
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -16,9 +17,9 @@ from bert_jax.config import TrainConfig
 from bert_jax.config.resume import Change, allowed_changes, differences
 from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.several import compared_entropy
-from bert_jax.data.corpus.store import MANIFEST, Corpus
+from bert_jax.data.corpus.store import MANIFEST, Corpus, read_manifest
 from bert_jax.data.tokenizer import hub
-from bert_jax.errors import UsageError
+from bert_jax.errors import BertJaxError, UsageError
 from bert_jax.files import write_json
 from bert_jax.versions import installed
 from bert_jax.workdir import checkpoint, location, log_reader
@@ -187,19 +188,27 @@ def blocks_of(directory: Path) -> Blocks:
     """
     if not (directory / CONFIG).is_file():
         return BLOCKS
-    try:
-        return Blocks(**stored(directory)[_BLOCKS])
-    except (KeyError, TypeError) as error:
+    found: Any = stored(directory).get(_BLOCKS)
+    if (
+        not isinstance(found, dict)
+        or found.keys() != set(Blocks._fields)
+        or not all(type(size) is int and size > 0 for size in found.values())
+    ):
         names = ", ".join(Blocks._fields)
-        raise UsageError(f"{directory / CONFIG}: {_BLOCKS} must have {names}") from error
+        raise UsageError(
+            f"{directory / CONFIG}: {_BLOCKS} is {found!r}, but must have {names}, each a positive"
+            " integer"
+        )
+    return Blocks(**found)
 
 
 def corpus_of(workdir: Path | str) -> Path | dict[str, Path] | None:
     """Returns the place of the corpus that the run in `workdir` names, or the places of its sources
     by name; None if it names none.
 
-    If the recorded place has no corpus, its relative path is resolved from each folder above the
-    workdir, because both may have moved together.
+    A relative path is resolved from the working directory, as at the start of the run, and from
+    each folder above the workdir, because both may have moved together. Of several matches, the
+    corpus that the run was trained on is returned; without a match, the recorded path.
     """
     directory = location.opened(workdir).path
     named = stored(directory).get("corpus") or {}
@@ -210,9 +219,15 @@ def corpus_of(workdir: Path | str) -> Path | dict[str, Path] | None:
 
 def _place_of(corpus: dict[str, Any], directory: Path) -> Path:
     """Returns the place of a corpus, given its description in config.json of a run."""
-    recorded = Path(corpus.get("absolute", corpus["directory"]))
-    tried = (recorded, *(parent / corpus["directory"] for parent in directory.resolve().parents))
-    return next((path for path in tried if (path / MANIFEST).is_file()), recorded)
+    named = Path(corpus["directory"])
+    tried = [named, Path(corpus.get("absolute", named))]
+    tried += [parent / named for parent in directory.resolve().parents]
+    there = [path for path in tried if (path / MANIFEST).is_file()]
+    for path in there:
+        with contextlib.suppress(BertJaxError):
+            if read_manifest(path)["fingerprint"] == corpus.get("fingerprint"):
+                return path
+    return there[0] if there else tried[1]
 
 
 def nearby(path: Path) -> str:

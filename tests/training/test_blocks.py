@@ -51,8 +51,17 @@ def test_the_sizes_are_those_that_the_run_began_with(corpus, tmp_path, monkeypat
     assert run_directory.blocks_of(tmp_path / "another") == BLOCKS
 
 
-@pytest.mark.parametrize("stored", [{"blocks": {"tokens": 1, "lanes": 4}}, {"blocks": "none"}, {}])
-def test_invalid_sizes_are_refused(tmp_path, stored):
-    (tmp_path / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(UsageError, match=r"config\.json: blocks must have tokens"):
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"tokens": "1", "lanes": 4, "pieces": 4},
+        {"tokens": 1, "lanes": 0, "pieces": 4},
+        {"tokens": 1, "lanes": 4},
+        "none",
+        None,
+    ],
+)
+def test_invalid_sizes_are_refused(tmp_path, sizes):
+    (tmp_path / "config.json").write_text(json.dumps({"blocks": sizes}))
+    with pytest.raises(UsageError, match=r"config\.json: blocks is .* must have tokens"):
         run_directory.blocks_of(tmp_path)

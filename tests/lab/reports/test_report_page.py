@@ -291,8 +291,8 @@ def test_hidden_words_are_filled_in_where_model_and_corpus_are_here(trained, tmp
     assert "Masked words, held out" not in page.read_text()
 
 
-def test_the_corpus_of_a_run_is_found_from_anywhere(trained, corpus, tmp_path):
-    """Also if all folders were moved together."""
+def test_the_corpus_of_a_run_is_found_from_anywhere(trained, corpus, tmp_path, monkeypatch):
+    """Also for a run with only a relative path, and if all folders were moved together."""
     moved = tmp_path / "moved" / "runs"
     shutil.copytree(corpus, moved / "corpus")
     (moved / "workdir").mkdir()
@@ -304,11 +304,18 @@ def test_the_corpus_of_a_run_is_found_from_anywhere(trained, corpus, tmp_path):
         (moved / "workdir" / "config.json").write_text(json.dumps(run))
         return run_directory.corpus_of(moved / "workdir")
 
+    monkeypatch.chdir(corpus.parent)
+    assert found(directory=corpus.name) == Path(corpus.name)
+    monkeypatch.chdir(tmp_path)
     assert run_directory.corpus_of(trained) == corpus
+    assert found(directory="runs/corpus") == moved / "corpus"
     assert found(directory="runs/corpus", absolute=str(corpus)) == corpus
-    gone = str(tmp_path / "gone")
-    assert found(directory="runs/corpus", absolute=gone) == moved / "corpus"
-    assert found(directory="elsewhere", absolute=gone) == Path(gone) and found() is None
+    # Another corpus with this name is not used.
+    shutil.copytree(moved / "corpus", tmp_path / "runs" / "corpus")
+    manifest = (tmp_path / "runs" / "corpus" / "corpus.json").read_text()
+    (tmp_path / "runs" / "corpus" / "corpus.json").write_text(manifest.replace("a", "b"))
+    assert found(directory="runs/corpus") == moved / "corpus"
+    assert found(directory="elsewhere") == Path("elsewhere") and found() is None
 
 
 def first_guess(page: str, sentence: str) -> str:
