@@ -4,7 +4,6 @@ Every process runs the same program on its part of each batch. Process 0 writes 
 processes write checkpoints, through Orbax, to a workdir that all of them can access.
 """
 
-import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -85,19 +84,22 @@ class Connection:
             return
         # Between processes on CPUs, JAX's collectives use gloo.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        initialize = functools.partial(
-            jax.distributed.initialize,
+        try:
+            # Retries while the metadata server does not answer.
+            network.retrying(
+                lambda: self._initialize(seconds), name="the server that lists the other processes"
+            )
+        except ValueError as error:
+            raise UsageError(_NO_CLUSTER.format(error)) from error
+
+    def _initialize(self, seconds: float) -> None:
+        jax.distributed.initialize(
             coordinator_address=self.coordinator,
             num_processes=self.num_processes,
             process_id=self.process_id,
             initialization_timeout=int(seconds),
             heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT,
         )
-        try:
-            # Retries while the metadata server does not answer.
-            network.retrying(initialize, name="the server that lists the other processes")
-        except ValueError as error:
-            raise UsageError(_NO_CLUSTER.format(error)) from error
 
 
 def disconnect() -> None:
@@ -116,15 +118,13 @@ def is_main() -> bool:
 
 def _gather(values: Sequence[int] | np.ndarray) -> np.ndarray:
     """Returns `[processes, n]` of the int32 `[n]` of each process. Waits for all of them."""
-    own = np.asarray(values, np.int32)
-    if jax.process_count() == 1:
-        return own[None]
-    return np.asarray(multihost_utils.process_allgather(own))
+    return np.asarray(multihost_utils.process_allgather(np.asarray(values, np.int32)))
 
 
 def barrier() -> None:
     """Returns once every process has called it. Used around writes of process 0."""
-    _gather([0])
+    if jax.process_count() > 1:
+        _gather([0])
 
 
 def everywhere(error: BertJaxError) -> BertJaxError:
@@ -186,16 +186,18 @@ def of_main(values: Sequence[int]) -> list[int]:
     """Returns the values of process 0, in every process. All processes must call it at the same
     point.
     """
-    return _gather(values)[0].tolist()
+    return list(values) if jax.process_count() == 1 else _gather(values)[0].tolist()
 
 
 def largest(number: int) -> int:
     """Returns the largest number of all processes. All processes must call it at the same point."""
-    return int(_gather([number]).max())
+    return number if jax.process_count() == 1 else int(_gather([number]).max())
 
 
 def smallest(size: int | None) -> int | None:
     """Returns the smallest size in bytes of all processes, rounded to MiB; None if any has None."""
+    if jax.process_count() == 1:
+        return size
     least = int(_gather([-1 if size is None else size >> 20]).min())
     return None if least < 0 else least << 20
 
@@ -207,10 +209,7 @@ def exchange(name: str, text: str, *, seconds: float) -> list[str]:
     """
     if not jax.distributed.is_initialized():
         return [text]
-    # JAX has no public name for its key-value store (0.10.2 to 0.12).
-    from jax._src import distributed
-
-    client: Any = distributed.global_state.client
+    client = _client()
     client.key_value_set(f"bert-jax/exchange/{name}/{jax.process_index()}", text)
     return [
         client.blocking_key_value_get(f"bert-jax/exchange/{name}/{rank}", int(1000 * seconds))
@@ -231,3 +230,26 @@ def all_end() -> bool:
     except jax.errors.JaxRuntimeError:
         return False
     return True
+
+
+def _client() -> Any:
+    # JAX has no public name for its key-value store (0.10.2 to 0.12).
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+_LEAVE = "bert-jax/leave/"
+
+
+def any_preempted(is_leaving: bool) -> bool:
+    """Returns whether any process received a signal while the processes connected.
+
+    Every process calls it once, right after connecting.
+    """
+    if not jax.distributed.is_initialized():
+        return is_leaving
+    client = _client()
+    client.key_value_set(f"{_LEAVE}{jax.process_index()}", str(int(is_leaving)))
+    client.wait_at_barrier("bert-jax/met", 1000 * _INITIALIZATION_TIMEOUT)
+    return any(value == "1" for _, value in client.key_value_dir_get(_LEAVE))

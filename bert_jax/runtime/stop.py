@@ -55,13 +55,13 @@ class Signals:
     """
 
     def __init__(self, numbers: Sequence[int], act: Callable[[int], None]):
-        self._numbers, self._call, self._before = numbers, act, dict[int, Any]()
+        self._numbers, self._act, self._before = numbers, act, dict[int, Any]()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in self._numbers:
                 if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, lambda n, _: self._call(n))
+                    self._before[number] = signal.signal(number, lambda n, _: self._act(n))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,7 +70,7 @@ class Signals:
         self._before = {}
 
 
-class Ending(Signals):
+class Ending:
     """Ends a command without unsaved state, with one line.
 
     The main thread is interrupted to clean up; errors of that interruption are not shown. After one
@@ -82,7 +82,14 @@ class Ending(Signals):
         self.name, self.kept = "", ""
         # The exit code, once a signal has come.
         self.code: int | None = None
-        super().__init__(ENDING, self._act)
+        self._signals = Signals(ENDING, self._act)
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signals.__exit__()
 
     def _act(self, number: int) -> None:
         if self.code is not None:
@@ -96,7 +103,7 @@ class Ending(Signals):
         raise KeyboardInterrupt
 
 
-class Start(Signals):
+class Start:
     """Starts a command that trains. Active before the first slow import.
 
     A signal ends the process. With several processes it first connects to the others; then JAX
@@ -108,12 +115,17 @@ class Start(Signals):
         self._name, self._found = name, found
         self._has_others = found.get("detect") or (found.get("num_processes") or 1) > 1
         self._received: int | None = None
-        self._is_connected = False
-        super().__init__(ENDING, self._act)
+        self._is_connected = self._have_met = False
+        self._signals = Signals(ENDING, self._act)
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()
+        return self
 
     def connect(self) -> None:
-        """Waits for the other processes, if there are any. Raises UsageError if they cannot be
-        found.
+        """Waits for the other processes, if there are any.
+
+        Raises UsageError if they cannot be found, Preempted in all if one got a signal meanwhile.
         """
         if host_allocator.computes_on_cpu():
             host_allocator.keep_freed_memory()
@@ -124,13 +136,17 @@ class Start(Signals):
         with ThreadPoolExecutor(max_workers=1) as waiting:
             waiting.submit(connection.connect).result()
         self._is_connected = True
-        if self._received is not None:
-            os.kill(os.getpid(), signal.SIGTERM)  # JAX informs the others
+        if distributed.any_preempted(self._received is not None):
+            kind = Preempted if self._received is None else error_of(self._received)
+            raise kind(f"received a signal to stop; {_NOTHING}")
+        self._have_met = True
+        if self._received is not None:  # it arrived too late for `any_preempted`
+            os.kill(os.getpid(), signal.SIGTERM)
         if not distributed.is_main():
             progress.silence()
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        super().__exit__()
+        self._signals.__exit__()
         if not self._is_connected:
             return
         from bert_jax.runtime import distributed
@@ -150,16 +166,16 @@ class Start(Signals):
             leave(code)  # not an exception, which an import in progress may catch
         elif not is_again:
             self._received = number
-            if self._is_connected:
+            if self._have_met:
                 what = "all processes save and end after their next step"
                 os.kill(os.getpid(), signal.SIGTERM)  # JAX informs the others
             else:
-                what = "ends with the other processes once they are connected"
-                _leave_after(_MEETING_SECONDS, lambda: self._is_connected or os._exit(code))
+                what = "exits once all processes are connected"
+                _leave_after(_MEETING_SECONDS, lambda: self._have_met or os._exit(code))
             say(f"{self._name}: {word_of(number)}; {what}")
 
 
-class Preemption(Signals):
+class Preemption:
     """The signals of a run. A second Ctrl-C ends the process at once.
 
     A spot machine gets SIGTERM about 30 seconds before it is stopped. With several processes, any
@@ -167,8 +183,6 @@ class Preemption(Signals):
     """
 
     def __init__(self) -> None:
-        import jax
-
         # The current activity, and a clause about the saved step, for messages.
         self.doing: Callable[[], str] = lambda: "the current step"
         self.kept: Callable[[], str] = lambda: "nothing is lost; run the same command again"
@@ -176,9 +190,18 @@ class Preemption(Signals):
         self.is_idle = False
         self._number: int | None = None
         self._is_received = False
+
+    def __enter__(self) -> Self:
+        import jax
+
         # If processes are connected, JAX handles SIGTERM.
         self._is_alone = not jax.distributed.is_initialized()
-        super().__init__(ENDING if self._is_alone else (signal.SIGINT, signal.SIGHUP), self._act)
+        numbers = ENDING if self._is_alone else (signal.SIGINT, signal.SIGHUP)
+        self._signals = Signals(numbers, self._act).__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._signals.__exit__()
 
     def _act(self, number: int) -> None:
         is_first, before = self._number is None, self._number

@@ -185,6 +185,7 @@ def acts(monkeypatch):
     monkeypatch.setattr(stop.os, "_exit", lambda code: found.put(f"ends with {code}"))
     monkeypatch.setattr(distributed.Connection, "connect", lambda self: None)
     monkeypatch.setattr(distributed, "disconnect", lambda: None)
+    monkeypatch.setattr(distributed, "any_preempted", lambda is_leaving: is_leaving)
     return found
 
 
@@ -192,20 +193,26 @@ def begun() -> Start:
     return Start("bert-jax pretrain", coordinator="here:1", num_processes=2, process_id=1)
 
 
-def test_a_process_that_does_not_meet_the_others_ends_after_a_time(acts):
-    with begun():
+def test_a_process_that_has_not_met_the_others_ends_with_them_or_after_a_time(acts):
+    with pytest.raises(Interrupted), begun() as one:
         signal.raise_signal(signal.SIGINT)
         assert acts.get(timeout=HUNG) == "ends with 130"
-
-
-@pytest.mark.parametrize("is_early", [False, True])
-def test_a_process_that_meets_the_others_tells_them_and_continues(acts, monkeypatch, is_early):
-    monkeypatch.setattr(stop, "_MEETING_SECONDS", 0.3)
-    with begun() as one:
-        if is_early:
-            signal.raise_signal(signal.SIGINT)
         one.connect()
-        if not is_early:
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_process_that_has_met_the_others_tells_them_and_continues(acts, monkeypatch, is_late):
+    monkeypatch.setattr(stop, "_MEETING_SECONDS", 0.3)
+
+    def any_preempted(is_leaving: bool) -> bool:
+        if is_late:  # after the processes were asked
+            signal.raise_signal(signal.SIGINT)
+        return is_leaving
+
+    monkeypatch.setattr(distributed, "any_preempted", any_preempted)
+    with begun() as one:
+        one.connect()
+        if not is_late:
             signal.raise_signal(signal.SIGINT)
         assert acts.get(timeout=HUNG) == "passes SIGTERM on"
         time.sleep(0.4)
