@@ -131,9 +131,11 @@ def processes(workdir: Path) -> list[dict[str, Any]]:
         found.append(
             {
                 "began": times[0] - start.get("seconds", 0.0) - zero,
-                "ended": max(line["time"] for line in own + trained + thrown) - zero,
+                # None, not even its start, if the clock of the next process is behind.
+                "ended": max((line["time"] for line in own + trained + thrown), default=times[0])
+                - zero,
                 "from_step": start.get("step", 0),
-                "to_step": max(steps, default=0),
+                "to_step": max(steps, default=start.get("step", 0)),
                 "end": end,
                 "reason": last.get("reason"),
                 **facts,

@@ -14,8 +14,12 @@ from bert_jax.workdir.metrics_log import JsonLines
 
 
 def read_rows(workdir: Path) -> list[dict[str, Any]]:
-    """Returns the rows written so far. Raises the errors of `read_lines`."""
-    return read_lines(workdir / METRICS)
+    """Returns the rows written so far. Raises DataDamaged for a line that is not a row."""
+    rows = read_lines(workdir / METRICS)
+    for row in rows:
+        if type(row.get("step")) is not int:
+            raise DataDamaged(f"{workdir / METRICS}: a row has no step: {json.dumps(row)[:200]}")
+    return rows
 
 
 def read_events(workdir: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Chooses the step that a run resumes from: the newest step with verified bytes.
 
-Later steps that were complete are never deleted; they move to `set_aside/`. A step without a
-manifest was never complete: a process that ends between Orbax's commit and the manifest loses it.
+Later steps with a manifest are never deleted; they move to `set_aside/`. A step without a manifest
+is removed: a process that ends between Orbax's commit and the manifest loses the step.
 
 A branch is another run, in a separate workdir, that continues from one of the steps.
 """
@@ -14,7 +14,15 @@ from bert_jax.errors import NoUsableCheckpoint, UsageError
 from bert_jax.files import write_json
 from bert_jax.interchange import name_map
 from bert_jax.progress import note, ticking
-from bert_jax.workdir import checkpoint, location, log_reader, metrics_log, run_directory, storage
+from bert_jax.workdir import (
+    checkpoint,
+    location,
+    log_reader,
+    manifest,
+    metrics_log,
+    run_directory,
+    storage,
+)
 from bert_jax.workdir.run_directory import CONFIG, TOKENIZER
 
 
@@ -127,6 +135,7 @@ def _clear_beyond(workdir: Path, step: int) -> list[int]:
     Returns the moved steps.
     """
     for number in checkpoint.incomplete_steps(workdir):
+        note(f"step {number} has no {manifest.MANIFEST} and is removed: its save was interrupted")
         checkpoint.remove(workdir, number)
     moved = [later for later in checkpoint.steps(workdir) if later > step]
     for number in reversed(moved):

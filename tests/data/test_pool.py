@@ -62,6 +62,20 @@ def test_workers_end_at_once_with_an_error_here():
     assert time.monotonic() - begun < HUNG / 2
 
 
+def _offers_what_fails(_: object) -> None:
+    until = time.monotonic() + HUNG
+    while time.monotonic() < until:
+        offer(_refuses, "a")
+        time.sleep(0.01)
+
+
+def test_an_error_of_an_offered_task_ends_a_long_task_here():
+    begun = time.monotonic()
+    with pytest.raises(UsageError, match="tokenizer a is missing"), Pool(2) as pool:
+        list(pool.map(_offers_what_fails, [()], is_here=True))
+    assert time.monotonic() - begun < HUNG / 2
+
+
 def _counts(_: object, number: int) -> int:
     count(1, number)
     return number

@@ -41,6 +41,14 @@ def interrupted(tmp_path):
     return tmp_path
 
 
+def test_a_process_may_start_on_a_machine_with_an_earlier_clock(tmp_path):
+    starts = [{"event": "start", "time": time, "step": 7, "seconds": 1.0} for time in (50.0, 40.0)]
+    write(tmp_path / "events.jsonl", starts)
+    write(tmp_path / "metrics.jsonl", [])
+    first, second = goodput.processes(tmp_path)
+    assert first["ended"] == 1.0 and first["to_step"] == second["to_step"] == 7
+
+
 def test_the_parts_add_up(interrupted):
     account = goodput.account(interrupted)
     seconds = account["seconds"]

@@ -283,7 +283,7 @@ def test_the_verb_checkpoints(saved, capsys, trained):
     assert main(["checkpoints", "list", str(workdir / "none")]) == 2
 
 
-@pytest.mark.parametrize("text", ["5", "[1]", "[" * 100_000, "x"])
+@pytest.mark.parametrize("text", ["5", "[1]", "[" * 100_000, "x", '{"step": 1.5}', '{"loss": 1}'])
 def test_a_damaged_log_is_an_error(tmp_path, text):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "loss": 2}}\n{text}\n{{"step": 2}}\n')
     with pytest.raises(DataDamaged, match=r"metrics\.jsonl"):

@@ -54,7 +54,11 @@ class Folder:
     def has(self, name: str) -> bool:
         """Returns whether a file with this name exists."""
         with self._reached(name) as (system, path):
-            return system.exists(path)
+            try:
+                system.info(path)  # `exists` is false for every error
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            return True
 
     def names(self) -> set[str]:
         """Returns the names of the folders and of the complete files in the folder."""
@@ -146,7 +150,9 @@ class Folder:
         """Yields the file system, and the path of a file in it, or of the folder."""
         system = address.file_system(self.place.partition("://")[0] if self.is_address else "file")
         system.invalidate_cache()  # other machines write to the folder
-        path = f"{system._strip_protocol(self.place).rstrip('/')}/{name}".rstrip("/")
+        # The local file system of fsspec expands a ~ at the start.
+        root = system._strip_protocol(self.place if self.is_address else str(self.path.absolute()))
+        path = f"{root.rstrip('/')}/{name}".rstrip("/")
         named = f"{self.place}/{name}".rstrip("/")
         with address.failures(named) if self.is_address else contextlib.nullcontext():
             yield system, path

@@ -123,3 +123,11 @@ def test_a_piece_with_an_altered_bit_is_equal_or_removed(tmp_path):
                     getattr(part, field.name), getattr(written, field.name)
                 )
     assert removed > len(whole)
+
+
+def test_a_folder_has_a_name_with_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Folder("~/corpus")
+    folder.write("a", b"b")
+    assert folder.has("a") and not folder.has("a/b") and folder.names() == {"a"}
+    assert (tmp_path / "~/corpus/a").read_bytes() == folder.read("a") == b"b"
