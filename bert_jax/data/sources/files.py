@@ -101,6 +101,8 @@ def _find(source: str, left_out: list[AnyFile]) -> tuple[AnyFile | None, list[An
         left_out += [file for file in matching if file.is_dir()]
     if not files:
         what = "no file matches" if glob.has_magic(source) else "no such file or folder"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not path.parent.exists():
+            what += f" (for a dataset of the hub, write hf:{source})"
         raise UsageError(
             f"{source}: {what}; a source is a file, folder or glob of {kinds()}; an address, such "
             "as gs://BUCKET/PATH or hf:NAME; tfds:NAME[/CONFIG][:SPLIT]; or docs:"

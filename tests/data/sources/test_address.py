@@ -228,9 +228,9 @@ def test_an_offline_hub(monkeypatch):
 def test_a_bare_name_is_answered_with_the_right_spelling(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["prepare", "--source", "org/name", "--output-dir", "corpus"]) == 2
-    assert capsys.readouterr().err.endswith("write hf:org/name\n")
-    assert main(["prepare", "--source", "texts/a.WARC.gz", "--output-dir", "corpus"]) == 2
-    assert "texts/a.WARC.gz: no such file or folder" in capsys.readouterr().err
+    assert "no such file or folder (for a dataset of the hub, write hf:org/name);" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_file_of_a_web_server(tmp_path):
