@@ -20,6 +20,7 @@ from bert_jax.errors import Diverged, NoUsableCheckpoint, UsageError
 from bert_jax.interchange import huggingface, sentence_transformers, tf1
 from bert_jax.interchange.name_map import Foreign
 from bert_jax.model import bert, sharding
+from bert_jax.progress import note_once
 from bert_jax.registry import OBJECTIVES
 from bert_jax.workdir import checkpoint, location, log_reader, recovery, run_directory
 from bert_jax.workdir.run_directory import CONFIG, TOKENIZER, nearby
@@ -204,7 +205,7 @@ def _load_step(directory: Path, step: int | None, mesh: Mesh) -> LoadedCheckpoin
         recovery.require_good(directory, step)
     else:
         step = recovery.newest_good_step(directory)
-        _require_score(directory, step or 0)
+        _require_result(directory, step or 0)
     if step is None:
         name = location.at(directory).name
         raise NoUsableCheckpoint(f"workdir {name} has no finished checkpoint yet")
@@ -215,15 +216,20 @@ def _load_step(directory: Path, step: int | None, mesh: Mesh) -> LoadedCheckpoin
     return LoadedCheckpoint(directory, step, config.at_step(step), params, directory / TOKENIZER)
 
 
-def _require_score(directory: Path, step: int) -> None:
-    """Raises Diverged if `step` is the end of a fine-tuning run that diverged without a score."""
+def _require_result(directory: Path, step: int) -> None:
+    """Raises Diverged if `step` is the end of a fine-tuning run that diverged without a score;
+    warns about one that diverged with a score.
+    """
     ended = run_directory.result_of(directory)
-    if ended.get("diverged") and not ended["scores"] and step >= ended["steps"]:
+    if not ended.get("diverged"):
+        return
+    problem = f"`checkpoint` {location.at(directory).name} diverged: {ended['reason']}"
+    if not ended["scores"] and step >= ended["steps"]:
         raise Diverged(
-            f"`checkpoint` {location.at(directory).name} diverged: {ended['reason']}; use the run "
-            "that results.json names, fine-tune again with a lower `learning_rate`, or name a step "
-            "(checkpoints/STEP)"
+            f"{problem}; use the run that results.json names, fine-tune again with a lower "
+            "`learning_rate`, or name a step (checkpoints/STEP)"
         )
+    note_once(f"warning: {problem}; results.json names the best run")
 
 
 def foreign_config(foreign: Foreign) -> TrainConfig:

@@ -15,7 +15,6 @@ from bert_jax.inference.forward import Forward, in_float32
 from bert_jax.interchange import name_map
 from bert_jax.objectives.contrastive import task_objective
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
-from bert_jax.progress import note
 from bert_jax.registry import TASK_KINDS, TASKS
 from bert_jax.tasks import glue
 from bert_jax.tasks.task import TaskSpec, task_of
@@ -41,12 +40,6 @@ class Predictor:
             raise UsageError(
                 f"`checkpoint` {checkpoint} is not a workdir of bert-jax finetune; fine-tune the "
                 "model first"
-            )
-        ended = run_directory.result_of(self._source.directory)
-        if ended.get("diverged"):
-            note(
-                f"warning: `checkpoint` {checkpoint} diverged: {ended['reason']}; results.json "
-                "names the best run"
             )
         self.spec: TaskSpec = from_dict(stored["task"], TaskSpec)
         if null_threshold is not None:

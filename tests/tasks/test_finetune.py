@@ -330,6 +330,9 @@ def test_seeds_are_summed_up_and_failed_ones_begin_again(tmp_path, encoder, glue
         # The default, 128, is more than the model has.
         assert load_config_json(Path(directory) / "config.json").phases[0].sequence_length == 48
     assert main(command) == 0  # everything is there already
+    capsys.readouterr()
+    assert main(["export", setting["directories"][0], "--output-dir", str(tmp_path / "hf")]) == 0
+    assert "restart-1 diverged: it predicts no better than" in capsys.readouterr().err
 
 
 def test_a_restart_that_was_interrupted(tmp_path, encoder, glue, monkeypatch):
