@@ -42,7 +42,7 @@ _BY_PIECE = "pieces"
 _FILE = re.compile(rf"({'|'.join(SPLITS)})/[0-9]{{5,}}\.({'|'.join(_ARRAYS)})\.npy")
 
 
-# The offsets of a whole split are read on demand, those of a part are in memory.
+# The offsets of a whole split are read on demand; the offsets of a part are in memory.
 Starts = np.ndarray | Offsets
 
 
