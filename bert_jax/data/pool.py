@@ -102,7 +102,7 @@ class Pool:
         while True:
             for each in islice(left, max(0, _AHEAD * self.workers - len(self._waiting))):
                 self._waiting.append(run(function, each))
-            self._require_whole()
+            self._raise_failure()
             if not self._waiting:
                 return
             if self._waiting[0].done():
@@ -111,7 +111,7 @@ class Pool:
                 concurrent.futures.wait([self._waiting[0]], _SECONDS_BETWEEN_LOOKS)
                 watch()
 
-    def _require_whole(self) -> None:
+    def _raise_failure(self) -> None:
         """Raises the first error of a task. Called also before the next result is ready, because
         earlier tasks, or a task in this process, may take hours.
         """
@@ -121,12 +121,12 @@ class Pool:
     # --- requests of a task in this process -------------------------------------------------------
 
     def count(self, amounts: tuple[int, ...]) -> None:
-        self._require_whole()
+        self._raise_failure()
         self._add(amounts)
         self._watch()
 
     def offer(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
-        self._require_whole()
+        self._raise_failure()
         if is_wanted := self._has_idle():
             self._waiting.append(self._submit(function, arguments))
         return is_wanted

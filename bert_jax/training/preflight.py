@@ -44,7 +44,7 @@ def require_on_mesh(config: TrainConfig, mesh: Mesh) -> None:
     for number, rows in enumerate(batches):
         if rows % (shards := devices * microbatches):
             near = sorted({max(rows // shards, 1) * shards, (rows // shards + 1) * shards})
-            remedy = f"set it to {' or '.join(map(str, near))}"
+            remedy = f"use a batch size of {' or '.join(map(str, near))}"
             fitting = [
                 n for n in range(1, microbatches) if not any(b % (devices * n) for b in batches)
             ]

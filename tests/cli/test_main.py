@@ -115,7 +115,7 @@ def test_a_missing_column(tmp_path, refused):
         (
             "optimizer.gradient_accumulation_steps=8",
             "over 16 (devices that share a batch, times optimizer.gradient_accumulation_steps); "
-            "--set optimizer.gradient_accumulation_steps=4, or set it to 16",
+            "--set optimizer.gradient_accumulation_steps=4, or use a batch size of 16",
         ),
         ("mesh.fsdp=3", "1 x 3 x 1, but there are 2 devices"),
     ],
