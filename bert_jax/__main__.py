@@ -15,9 +15,6 @@ from bert_jax.cli import output
 from bert_jax.errors import (
     BertJaxError,
     Interrupted,
-    Preempted,
-    StorageFailed,
-    Unreachable,
     exit_code_of,
     reason_of,
 )
@@ -123,13 +120,10 @@ def console() -> None:
     if ending.code is not None:
         leave(ending.code)
     # At a normal exit JAX waits for connected processes, which may have failed, and then ends this
-    # process with another code.
-    is_busy = any(thread.name == ABANDONED for thread in threading.enumerate())
-    if (
-        is_busy
-        or _has_peers()
-        or code in {kind.exit_code for kind in (StorageFailed, Unreachable, Preempted, Interrupted)}
-    ):
+    # process with another code. Python waits for threads, which may wait for storage or data.
+    threads = threading.enumerate()
+    is_busy = any(thread.name == ABANDONED for thread in threads)
+    if is_busy or _has_peers() or code == Interrupted.exit_code or (code and len(threads) > 1):
         output.flushed(sys.stdout)
         output.flushed(sys.stderr)
         os._exit(code)
