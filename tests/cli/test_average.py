@@ -54,8 +54,9 @@ def test_it_is_the_mean_of_the_newest_steps(trained, tmp_path, capsys):
     named = [trained / checkpoint.DIRECTORY / str(step) for step in steps]
     assert average(tmp_path / "named", *named) == 0
     assert average(tmp_path / "all", trained) == 0
-    for name, mean in params_of(tmp_path / "all", steps[-1]).items():
-        np.testing.assert_array_equal(mean, params_of(tmp_path / "named", steps[-1])[name])
+    of_all, of_named = (params_of(tmp_path / name, steps[-1]) for name in ("all", "named"))
+    for name, mean in of_all.items():
+        np.testing.assert_array_equal(mean, of_named[name])
     assert average(tmp_path / "again", tmp_path / "mean", trained) == 0
 
 
