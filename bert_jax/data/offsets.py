@@ -40,30 +40,21 @@ class Offsets:
         return self.size
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns one offset as an integer, or several as an array."""
-        if isinstance(index, slice):
-            start, stop, step = index.indices(self.size)
-            if step != 1 or start >= stop:
-                return self[np.arange(start, stop, step)]
-            first, last = np.searchsorted(self._first, [start, stop - 1], side="right") - 1
-            return np.concatenate(
-                [
-                    self._base[number] + self._parts[number][max(start - at, 0) : stop - at]
-                    for number, at in enumerate(self._first[first : last + 1].tolist(), first)
-                ]
-            )
-        asked = np.asarray(index)
-        if asked.dtype == bool:
-            (asked,) = np.nonzero(asked)
-        if asked.size and (asked.min() < -self.size or asked.max() >= self.size):
-            raise IndexError(f"index out of range of {self.size} offsets")
-        asked = np.where(asked < 0, asked + self.size, asked)
-        part = np.searchsorted(self._first, asked, side="right") - 1
-        found = np.array(self._base[part])
-        for number in np.unique(part).tolist():
-            here = part == number
-            found[here] += self._parts[number][asked[here] - self._first[number]].astype(np.int64)
-        return int(found) if found.ndim == 0 else found
+        """Returns one offset as an integer, or consecutive ones as an array."""
+        if not isinstance(index, slice):
+            at = range(self.size)[index]
+            return int(self[at : at + 1][0])
+        start, stop, step = index.indices(self.size)
+        assert step == 1
+        if start >= stop:
+            return np.empty(0, np.int64)
+        first, last = np.searchsorted(self._first, [start, stop - 1], side="right") - 1
+        return np.concatenate(
+            [
+                self._base[number] + self._parts[number][max(start - at, 0) : stop - at]
+                for number, at in enumerate(self._first[first : last + 1].tolist(), first)
+            ]
+        )
 
     def searchsorted(self, value: int) -> int:
         """Returns the index of the first offset that is at least `value`."""

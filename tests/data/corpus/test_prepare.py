@@ -437,7 +437,8 @@ def test_output_that_cannot_be_written(tmp_path, source):
 def ids_of(split: Split) -> list[list[int]]:
     """Returns the ids of each document of one split."""
     tokens = np.concatenate(split.shards)
-    starts = split.sentence_starts[split.document_starts]
+    sentences, documents = split.starts()
+    starts = sentences[documents]
     return [tokens[first:end].tolist() for first, end in pairwise(starts)]
 
 

@@ -106,8 +106,8 @@ def test_types_and_starts(built):
             assert starts[:].dtype == np.int64 and len(starts) == size + 1
             assert starts[0] == 0 and starts[-1] == last and (np.diff(starts) > 0).all()
         # Every shard begins with a document.
-        first_sentences = split.sentence_starts[split.document_starts[:-1]]
-        assert np.isin(split.shard_starts[:-1], first_sentences).all()
+        sentences, documents = split.starts()
+        assert np.isin(split.shard_starts[:-1], sentences[documents]).all()
 
 
 FILES = ["train/00001.tokens.npy", "train/00000.sentences.npy", "validation/00001.documents.npy"]
