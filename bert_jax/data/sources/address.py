@@ -58,13 +58,6 @@ class RemoteFile:
     def name(self) -> str:
         return self._pure.name
 
-    @property
-    def suffix(self) -> str:
-        return self._pure.suffix
-
-    def is_relative_to(self, folder: "RemoteFile") -> bool:
-        return self._pure.is_relative_to(folder._pure)
-
     def relative_to(self, folder: "RemoteFile") -> PurePosixPath:
         return self._pure.relative_to(folder._pure)
 
