@@ -67,11 +67,6 @@ class _Line:
     def is_document(self) -> bool:
         return self.cells[:1] == [_DOCUMENT]
 
-    @property
-    def is_marked(self) -> bool:
-        """True for a line that may be a comment."""
-        return bool(self.cells) and self.cells[0].startswith("#")
-
 
 def read_sentences(
     path: Path | str,
@@ -217,7 +212,7 @@ def _sentences(
                 where, found = f"{path}, line {numbers[0]}", None if layout.tag is None else tags
                 sentences.append(Sentence(where, texts, found, numbers))
             words = []
-        elif not words and line.is_marked and _is_comment(cells, layout, known):
+        elif not words and cells[0].startswith("#") and _is_comment(cells, layout, known):
             skipped.setdefault("comments (lines that begin with #)", []).append(line.number)
         elif layout.has_index and not cells[0].isdigit() and len(cells) > 1:
             skipped.setdefault("lines with an index such as 8-9", []).append(line.number)
