@@ -10,7 +10,6 @@ from jax.sharding import Mesh
 
 from bert_jax.config import PhaseConfig, TrainConfig
 from bert_jax.config_checks import complete, mask_warnings, validate
-from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.several import CorpusPlace, open_corpora
 from bert_jax.data.corpus.store import SPLITS, Corpus, Split
 from bert_jax.data.pretraining.batch import signature
@@ -102,14 +101,7 @@ def pretrain(
             note(f"warning: {'; '.join(seen)}")
         # Measured on one device: before the mesh of all devices is set.
         peak = peak_flops(config.compute.dtype)
-        job = Pretraining(
-            config,
-            corpus,
-            mesh,
-            peak=peak,
-            initialization=initialization,
-            blocks=run_directory.blocks_of(place.path),
-        )
+        job = Pretraining(config, corpus, mesh, peak=peak, initialization=initialization)
         job.programs = settled.programs
         hooks = named_hooks(config)
         with jax.set_mesh(mesh):
@@ -143,11 +135,8 @@ class Pretraining(TrainingJob):
         *,
         peak: float,
         initialization: Initialization | None = None,
-        blocks: Blocks = BLOCKS,
     ):
-        """`peak` is the peak FLOP/s of all devices together. A corpus larger than one of the
-        `blocks` is planned in pieces.
-        """
+        """`peak` is the peak FLOP/s of all devices together."""
         self.config, self.corpus, self.mesh = config, corpus, mesh
         self._initialization = initialization or Initialization(None)
         self.manifest, self.tokenizer = corpus.manifest, corpus.directory / TOKENIZER
@@ -157,7 +146,7 @@ class Pretraining(TrainingJob):
         if corpus.sources:
             self.introduction += f" of {len(corpus.sources)} sources"
         self._peak = peak
-        self._pipeline = pipeline_of(config, corpus, blocks=blocks)
+        self._pipeline = pipeline_of(config, corpus)
 
     def initial_state(self) -> TrainState:
         return self._initialization.state(self.config, self.corpus, self.mesh)
@@ -250,16 +239,8 @@ class Pretraining(TrainingJob):
         return {"corpus": self.corpus.fingerprint, **self._initialization.facts}
 
 
-def pipeline_of(
-    config: TrainConfig,
-    corpus: Corpus,
-    split: Split | None = None,
-    *,
-    blocks: Blocks = BLOCKS,
-) -> Pipeline:
-    """Returns the training batches of a run, or the batches of `split`. The sizes of `blocks` cut
-    a large corpus into pieces.
-    """
+def pipeline_of(config: TrainConfig, corpus: Corpus, split: Split | None = None) -> Pipeline:
+    """Returns the training batches of a run, or the batches of `split`."""
     return Pipeline(
         corpus.train if split is None else split,
         collator=OBJECTIVES[config.objective],
@@ -268,7 +249,6 @@ def pipeline_of(
         phases=config.phases,
         seed=config.seed,
         sources={} if split is not None else {n: c.train for n, c in corpus.sources.items()},
-        blocks=blocks,
     )
 
 

@@ -15,7 +15,6 @@ from bert_jax import config as configs
 from bert_jax import config_loader, strict_json
 from bert_jax.config import TrainConfig
 from bert_jax.config.resume import Change, allowed_changes, differences
-from bert_jax.data.corpus.pieces import BLOCKS, Blocks
 from bert_jax.data.corpus.several import compared_entropy
 from bert_jax.data.corpus.store import MANIFEST, Corpus, read_manifest
 from bert_jax.data.tokenizer import hub
@@ -30,8 +29,6 @@ RESULT = "result.json"
 # The corpora of a mixture, in the corpus description in config.json.
 SOURCES = "corpora"
 _NEW_CONFIG = f"{CONFIG}.new"
-# The block sizes that split a large corpus (data/corpus/pieces.py), in config.json.
-_BLOCKS = "blocks"
 
 
 def holds_run(
@@ -151,7 +148,6 @@ def create(
         config,
         corpus=_named(corpus),
         init_from=None if init_from is None else str(init_from),
-        **{_BLOCKS: BLOCKS._asdict()},
     )
 
 
@@ -178,28 +174,6 @@ def result_of(directory: Path) -> dict[str, Any]:
     Raises UsageError if the file is damaged.
     """
     return strict_json.load_object(directory / RESULT, default={})
-
-
-def blocks_of(directory: Path) -> Blocks:
-    """Returns the block sizes by which the run in `directory` splits its corpus; `BLOCKS` for a new
-    run.
-
-    Raises UsageError if config.json has invalid sizes.
-    """
-    if not (directory / CONFIG).is_file():
-        return BLOCKS
-    found: Any = stored(directory).get(_BLOCKS)
-    if (
-        not isinstance(found, dict)
-        or found.keys() != set(Blocks._fields)
-        or not all(type(size) is int and size > 0 for size in found.values())
-    ):
-        names = ", ".join(Blocks._fields)
-        raise UsageError(
-            f"{directory / CONFIG}: {_BLOCKS} is {found!r}, but must have {names}, each a positive"
-            " integer"
-        )
-    return Blocks(**found)
 
 
 def corpus_of(workdir: Path | str) -> Path | dict[str, Path] | None:

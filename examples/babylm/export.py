@@ -38,7 +38,7 @@ def main() -> None:
     if config is None:
         parser.error(f"{options.workdir} is not the directory of a run")
     corpus = open_corpora(options.corpus or run_directory.corpus_of(options.workdir))
-    pipeline = pipeline_of(config, corpus, blocks=run_directory.blocks_of(options.workdir))
+    pipeline = pipeline_of(config, corpus)
     there = checkpoint.steps(options.workdir)
     options.output_dir.mkdir(parents=True, exist_ok=True)
     for words, step in steps_at_words(config, pipeline, corpus).items():
