@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bert_jax.workdir import goodput
-from bert_jax_lab.reports import charts, page, run_data
+from bert_jax_lab.reports import charts, goodput, page, run_data
 from bert_jax_lab.reports.charts import shown
 from bert_jax_lab.reports.page import table, text
 

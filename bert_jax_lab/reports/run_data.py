@@ -11,8 +11,9 @@ import numpy as np
 
 from bert_jax import config_loader
 from bert_jax.config.conversion import flat_values
-from bert_jax.workdir import goodput, log_reader, run_directory
+from bert_jax.workdir import log_reader, run_directory
 from bert_jax_lab.reference_curves import hook
+from bert_jax_lab.reports import goodput
 
 # The first of these losses that a run has is its main loss.
 _LOSSES = ("mlm_loss", "loss")

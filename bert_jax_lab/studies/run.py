@@ -34,7 +34,8 @@ from bert_jax.errors import (
 from bert_jax.files import write_json
 from bert_jax.progress import leave, note, note_once
 from bert_jax.runtime.stop import ENDING, Signals, word_of
-from bert_jax.workdir import goodput, log_reader
+from bert_jax.workdir import log_reader
+from bert_jax_lab.reports import goodput
 from bert_jax_lab.reports.run_data import RunColumns
 from bert_jax_lab.studies import corpus_tasks
 from bert_jax_lab.studies.plan import PROBES_FILE, StudyPlan, StudyRun

@@ -12,7 +12,8 @@ from bert_jax.config import to_dict
 from bert_jax.config_loader import load_config_json
 from bert_jax.errors import NoUsableCheckpoint, UsageError
 from bert_jax.model import sharding
-from bert_jax.workdir import checkpoint, goodput, log_reader, metrics_log, recovery
+from bert_jax.workdir import checkpoint, log_reader, metrics_log, recovery
+from bert_jax_lab.reports import goodput
 
 
 def branch(trained, output, *options: object) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.workdir import goodput, run_directory
-from bert_jax_lab.reports import charts, report_page, run_data
+from bert_jax.workdir import run_directory
+from bert_jax_lab.reports import charts, goodput, report_page, run_data
 from tests.lab.reports.test_page import Outline, assert_asks_for_nothing
 from tests.written_runs import write_config, write_finetuning, write_lines, write_run
 

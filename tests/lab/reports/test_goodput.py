@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.workdir import goodput
+from bert_jax_lab.reports import goodput
 
 
 def write(path, lines):
