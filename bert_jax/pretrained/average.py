@@ -41,12 +41,11 @@ def average_checkpoints(sources: Sequence[Path | str], output: Path) -> int:
         kept["phases"] = first.config.scored_phases
         foreign = Foreign(first.config.model, first.config.head, mean, step)
         run = dataclasses.replace(foreign_config(foreign), **kept)
-        facts = {"mean_of": [str(source) for source in sources]}
         state = dataclasses.replace(TrainState.create(run, mean), step=jax.numpy.int32(step))
         words.save(output / run_directory.TOKENIZER)
-        saved = checkpoint.Checkpoints(output, run.checkpoint, facts=facts)
+        saved = checkpoint.Checkpoints(output, run.checkpoint)
         saved.save(state.to_mesh(mesh, shard_weights=True), step=step)
         saved.close()
     # The config is written last: a workdir that has one is complete.
-    run_directory.write_config(output, run, **facts)
+    run_directory.write_config(output, run, mean_of=[str(source) for source in sources])
     return step

@@ -346,7 +346,6 @@ def _setup(
         location=place,
         is_held=is_held,
         changes=changes,
-        facts={"versions": run_directory.versions()},
         create=create,
         change=write,
     )

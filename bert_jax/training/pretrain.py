@@ -289,7 +289,6 @@ def _setup(
         location=place,
         is_held=is_held,
         changes=changes,
-        facts=run_directory.facts(config, corpus),
         create=lambda: run_directory.create(directory, config, corpus, init_from=init_from),
         change=lambda: run_directory.change(directory, config, corpus),
     )

@@ -46,8 +46,6 @@ class RunSetup:
     # Whether the directory holds the run, and the fields that differ from the stored run.
     is_held: bool
     changes: list[Change] = field(default_factory=list)
-    # Facts for the manifest of each checkpoint.
-    facts: dict[str, Any] = field(default_factory=dict)
     # Writes the files of a new run, or the changes. Called in process 0.
     create: Callable[[], None]
     change: Callable[[], None] = lambda: None
@@ -103,7 +101,6 @@ def train(
             watchdog=watchdog,
             saved_step=step,
             kept=job.kept_steps(),
-            facts=setup.facts,
         )
         preemption.kept = lambda: _kept(saver.whole_step)
         bar = Progress(job.title, total=config.total_steps, done=step)

@@ -5,7 +5,7 @@ All processes save at the same steps, or none does.
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,10 @@ class Saver:
         watchdog: Watchdog,
         saved_step: int,
         kept: Collection[int] = (),
-        facts: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         """`saved_step` is the step that the run starts or resumes from. The steps in `kept` are
-        saved and never removed; `facts` are added to the manifest of each checkpoint.
+        saved and never removed.
         """
         self.location, self._config, self._kept = location, config, kept
         self._logger, self._watchdog, self._clock = logger, watchdog, clock
@@ -62,7 +61,6 @@ class Saver:
             location.path,
             config.checkpoint,
             kept=kept,
-            facts=facts,
             on_saved=lambda step, seconds: logger.event("save", step=step, seconds=seconds),
             guard=location.guard,
         )

@@ -14,7 +14,7 @@ import dataclasses
 import datetime
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -47,21 +47,19 @@ class Checkpoints:
         config: CheckpointConfig,
         *,
         kept: Collection[int] = (),
-        facts: Mapping[str, Any] | None = None,
         on_saved: Callable[[int, float], None] | None = None,
         guard: location.Guard = lambda patience: None,
     ):
-        """Steps in `kept` are never removed. `facts` are added to each manifest. `guard` raises
-        WorkdirTaken once another process is the trainer: then a save does not become complete, and
-        no step is removed.
+        """Steps in `kept` are never removed. `guard` raises WorkdirTaken once another process is
+        the trainer: then a save does not become complete, and no step is removed.
 
         `on_saved(step, seconds)` is called after each complete save, from the thread that waits for
-        it. Only process 0 uses these three.
+        it. Only process 0 uses these two.
         """
         # Orbax raises its errors, and would also log a page of tracebacks.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._workdir, self._config, self._kept = workdir, config, kept
-        self._facts, self._on_saved, self._guard = dict(facts or {}), on_saved, guard
+        self._on_saved, self._guard = on_saved, guard
         self._location = location.at(workdir)
         self._root = self._location.checkpoints
         self._finisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
@@ -110,7 +108,7 @@ class Checkpoints:
         response.result()
         if jax.process_index() == 0:
             self._guard(0)
-            manifest.write(self._root / str(step), **self._facts)
+            manifest.write(self._root / str(step))
             if self._on_saved is not None:
                 self._on_saved(step, time.monotonic() - began)
             try:

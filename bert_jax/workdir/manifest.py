@@ -24,12 +24,10 @@ MANIFEST = "manifest.json"
 _FORMAT = 2
 
 
-def write(step_directory: Any, **facts: Any) -> None:
-    """Writes the sizes and checksums of all files under `step_directory` (an `epath.Path`), and
-    `facts`.
-    """
+def write(step_directory: Any) -> None:
+    """Writes the sizes and checksums of all files under `step_directory` (an `epath.Path`)."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    entry = {"format": _FORMAT, "step": int(step_directory.name), "saved_at": now, **facts}
+    entry: dict[str, Any] = {"format": _FORMAT, "step": int(step_directory.name), "saved_at": now}
     described = {}
     for name, known in sorted(_files(step_directory).items()):
         if known.md5 is None:

@@ -1,8 +1,6 @@
 """The description of a run in its workdir: config.json and tokenizer/."""
 
 import contextlib
-import hashlib
-import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -269,12 +267,6 @@ def write_config(directory: Path, config: TrainConfig, **facts: Any) -> None:
     """Writes `config.json`, last: a workdir with this file is complete."""
     values = {"config": configs.to_dict(config), "versions": versions(), **facts}
     write_json(directory / CONFIG, values)
-
-
-def facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
-    """Returns the facts about a run for the manifest of each checkpoint."""
-    digest = hashlib.sha256(json.dumps(configs.to_dict(config), sort_keys=True).encode())
-    return {"config": digest.hexdigest(), "corpus": corpus.fingerprint, "versions": versions()}
 
 
 def versions() -> dict[str, str]:

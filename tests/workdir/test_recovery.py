@@ -40,7 +40,6 @@ def three(tmp_path_factory):
     saved = Checkpoints(
         workdir,
         CheckpointConfig(keep_last=5),
-        facts={"corpus": "abc"},
         on_saved=lambda step, seconds: metrics_log.append_event(
             workdir, "save", step=step, seconds=seconds
         ),
@@ -68,7 +67,7 @@ def test_a_manifest_describes_every_file(saved):
         if p.is_file() and p.name != "manifest.json"
     }
     assert {name: entry["size"] for name, entry in values["files"].items()} == files
-    assert (values["step"], values["corpus"]) == (8, "abc")
+    assert values["step"] == 8
     assert checkpoint.problem(saved, 8) is None
 
 
