@@ -239,17 +239,9 @@ def _client() -> Any:
     return distributed.global_state.client
 
 
-_LEAVE = "bert-jax/leave/"
-
-
 def any_preempted(is_leaving: bool) -> bool:
     """Returns whether any process received a signal while the processes connected.
 
     Every process calls it once, right after connecting.
     """
-    if not jax.distributed.is_initialized():
-        return is_leaving
-    client = _client()
-    client.key_value_set(f"{_LEAVE}{jax.process_index()}", str(int(is_leaving)))
-    client.wait_at_barrier("bert-jax/met", 1000 * _INITIALIZATION_TIMEOUT)
-    return any(value == "1" for _, value in client.key_value_dir_get(_LEAVE))
+    return "1" in exchange("leave", str(int(is_leaving)), seconds=_INITIALIZATION_TIMEOUT)
