@@ -70,7 +70,7 @@ class Signals:
         self._before = {}
 
 
-class Ending:
+class Ending(Signals):
     """Ends a command without unsaved state, with one line.
 
     The main thread is interrupted to clean up; errors of that interruption are not shown. After one
@@ -78,20 +78,13 @@ class Ending:
     """
 
     def __init__(self) -> None:
+        super().__init__(ENDING, self._hear)
         # The command's name and the state of its output; no line is written until both are known.
         self.name, self.kept = "", ""
         # The exit code, once a signal has come.
         self.code: int | None = None
-        self._signals = Signals(ENDING, self._act)
 
-    def __enter__(self) -> Self:
-        self._signals.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._signals.__exit__()
-
-    def _act(self, number: int) -> None:
+    def _hear(self, number: int) -> None:
         if self.code is not None:
             leave(self.code)
         self.code = error_of(number).exit_code
@@ -103,7 +96,7 @@ class Ending:
         raise KeyboardInterrupt
 
 
-class Start:
+class Start(Signals):
     """Starts a command that trains. Active before the first slow import.
 
     A signal ends the process. With several processes it first connects to the others; then JAX
@@ -112,15 +105,11 @@ class Start:
 
     def __init__(self, name: str, **found: Any):
         """`name` is the command, for messages; `found` are the fields of distributed.Connection."""
+        super().__init__(ENDING, self._hear)
         self._name, self._found = name, found
         self._has_others = found.get("detect") or (found.get("num_processes") or 1) > 1
         self._received: int | None = None
         self._is_connected = self._have_met = False
-        self._signals = Signals(ENDING, self._act)
-
-    def __enter__(self) -> Self:
-        self._signals.__enter__()
-        return self
 
     def connect(self) -> None:
         """Waits for the other processes, if there are any.
@@ -145,8 +134,8 @@ class Start:
         if not distributed.is_main():
             progress.silence()
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._signals.__exit__()
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__()
         if not self._is_connected:
             return
         from bert_jax.runtime import distributed
@@ -155,11 +144,12 @@ class Start:
         # aborts the others with 134 while they still write their errors ("Terminating process
         # because the JAX distributed service detected fatal errors"). After an error that only some
         # processes raise, the others may be gone, so that waiting would be useless.
+        _, error, _ = raised
         is_agreed = error is None or isinstance(error, Preempted)
         if is_agreed or (getattr(error, "is_everywhere", False) and distributed.all_end()):
             distributed.disconnect()
 
-    def _act(self, number: int) -> None:
+    def _hear(self, number: int) -> None:
         is_again, code = self._received is not None, error_of(number).exit_code
         if not self._has_others or (is_again and number == signal.SIGINT):
             say(f"{self._name}: {word_of(number)}; {_NOTHING}")
@@ -175,7 +165,7 @@ class Start:
             say(f"{self._name}: {word_of(number)}; {what}")
 
 
-class Preemption:
+class Preemption(Signals):
     """The signals of a run. A second Ctrl-C ends the process at once.
 
     A spot machine gets SIGTERM about 30 seconds before it is stopped. With several processes, any
@@ -183,6 +173,12 @@ class Preemption:
     """
 
     def __init__(self) -> None:
+        import jax
+
+        # If processes are connected, JAX handles SIGTERM.
+        self._is_alone = not jax.distributed.is_initialized()
+        numbers = ENDING if self._is_alone else (signal.SIGINT, signal.SIGHUP)
+        super().__init__(numbers, self._hear)
         # The current activity, and a clause about the saved step, for messages.
         self.doing: Callable[[], str] = lambda: "the current step"
         self.kept: Callable[[], str] = lambda: "nothing is lost; run the same command again"
@@ -191,19 +187,7 @@ class Preemption:
         self._number: int | None = None
         self._is_received = False
 
-    def __enter__(self) -> Self:
-        import jax
-
-        # If processes are connected, JAX handles SIGTERM.
-        self._is_alone = not jax.distributed.is_initialized()
-        numbers = ENDING if self._is_alone else (signal.SIGINT, signal.SIGHUP)
-        self._signals = Signals(numbers, self._act).__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._signals.__exit__()
-
-    def _act(self, number: int) -> None:
+    def _hear(self, number: int) -> None:
         is_first, before = self._number is None, self._number
         if is_first or number == signal.SIGINT:
             self._number = number
