@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax import strict_json
 from bert_jax.config import TrainConfig
 from bert_jax.config.conversion import flat_values
 from bert_jax.config.resume import Change, differences
@@ -338,7 +337,7 @@ def _setup(
     is_held, changes = run_directory.holds(
         directory,
         config,
-        lambda path: _changes(path, facts),
+        lambda stored: _changes(stored, facts),
         allowed=allowed,
         has_allow_change=False,
     )
@@ -351,9 +350,8 @@ def _setup(
     )
 
 
-def _changes(path: Path, facts: dict[str, Any]) -> list[Change]:
+def _changes(stored: dict[str, Any], facts: dict[str, Any]) -> list[Change]:
     """Returns the differences between the run of a config.json and `facts`."""
-    stored = strict_json.load_object(path)
     old: dict[str, Any] = {name: stored.get(name) for name in facts}
     if is_same_place(str(old["init_from"]), facts["init_from"]):
         old["init_from"] = facts["init_from"]

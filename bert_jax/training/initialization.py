@@ -142,7 +142,7 @@ class Initialization:
         """Returns the model of the run in the workdir, if that run started from this checkpoint."""
         # Another process may train there: this process does not hold the workdir yet.
         place = location.at(workdir)
-        stored = run_directory.stored_at(place)
+        stored = run_directory.stored(place)
         begun = stored.get("init_from")
         if begun is None or not is_same_place(begun, str(self._init_from or begun)):
             return None

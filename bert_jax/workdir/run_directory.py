@@ -43,9 +43,9 @@ def holds_run(
     ResumeRefused if it holds a run that differs. Writes nothing.
     """
 
-    def changes(path: Path) -> list[Change]:
+    def changes(stored: dict[str, Any]) -> list[Change]:
         return input_changes(
-            strict_json.load_object(path),
+            stored,
             corpus,
             init_from=None if init_from is None else str(init_from),
             has_steps=bool(checkpoint.steps(directory)),
@@ -57,25 +57,25 @@ def holds_run(
 def holds(
     directory: Path,
     config: TrainConfig,
-    changes: Callable[[Path], list[Change]],
+    changes: Callable[[dict[str, Any]], list[Change]],
     *,
     allowed: Sequence[str] = (),
     has_allow_change: bool = True,
 ) -> tuple[bool, list[Change]]:
-    """Like `holds_run`, for any run; `changes` returns the differences from its config.json that
-    are outside of the config.
+    """Like `holds_run`, for any run; `changes` returns the differences from the content of its
+    config.json that are outside of the config.
 
     `has_allow_change` is as in `config.resume.allowed_changes`.
     """
     path = directory / CONFIG
     if path.is_file():
-        name, others = location.at(directory).name, changes(path)
+        stored = strict_json.load_object(path)
         return True, allowed_changes(
-            config_loader.load_config_json(path),
+            config_loader.config_in(stored, path),
             config,
-            others=others,
+            others=changes(stored),
             allowed=allowed,
-            name=name,
+            name=location.at(directory).name,
             has_allow_change=has_allow_change,
             has_steps=bool(checkpoint.steps(directory)) or (directory / RESULT).is_file(),
         )
@@ -149,16 +149,13 @@ def create(
     )
 
 
-def stored(directory: Path) -> dict[str, Any]:
-    """Returns the content of config.json of the run in `directory`; empty if it does not exist.
+def stored(place: Path | location.Location) -> dict[str, Any]:
+    """Returns the content of config.json of the run in a folder, or at a place that need not be
+    opened; empty if it does not exist.
 
     Raises UsageError if the file is damaged.
     """
-    return stored_at(location.Location(str(directory), directory))
-
-
-def stored_at(place: location.Location) -> dict[str, Any]:
-    """Like `stored` for any place. Reads config.json only, and writes no file."""
+    place = location.Location(str(place), place) if isinstance(place, Path) else place
     path, text = f"{place.name}/{CONFIG}", place.document(CONFIG)
     found = {} if text is None else strict_json.parse_file(path, text)
     if not isinstance(found, dict):
