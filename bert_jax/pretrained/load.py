@@ -122,35 +122,26 @@ def run_of(path: str | Path) -> tuple[Path, int | None]:
     """Returns the workdir and the step that a workdir, a step or `WORKDIR@best` names.
 
     For a path without a step, returns the path, even if it is not a workdir, and None. For a run in
-    a bucket, returns its local directory.
+    a bucket, returns its local directory. Raises UsageError for a run without a best step.
     """
-    path = best_of(path)
+    best_of = str(path).removesuffix(_BEST)
+    if best_of != str(path) and not Path(path).exists():
+        directory = location.opened(best_of).path
+        step = log_reader.best_step(directory, checkpoint.steps(directory))
+        if step is None:
+            raise UsageError(
+                f"`checkpoint` {path}: it has no best step; train with the hook best_checkpoint"
+            )
+        return directory, step
     if location.is_address(path):
-        workdir, _, step = str(path).rstrip("/").rpartition(f"/{checkpoint.DIRECTORY}/")
+        workdir, _, name = str(path).rstrip("/").rpartition(f"/{checkpoint.DIRECTORY}/")
     else:
         path = Path(path)
         is_inside = path.parent.name == checkpoint.DIRECTORY
-        workdir, step = path.parent.parent, path.name if is_inside else ""
+        workdir, name = path.parent.parent, path.name if is_inside else ""
     # A folder named `checkpoints` may also hold workdirs.
-    is_step = bool(workdir) and step.isdecimal()
-    return location.opened(workdir if is_step else path).path, int(step) if is_step else None
-
-
-def best_of(path: str | Path) -> str | Path:
-    """Returns the step that `WORKDIR@best` names; another path unchanged.
-
-    Raises UsageError for a run without a best step.
-    """
-    workdir = str(path).removesuffix(_BEST)
-    if workdir == str(path) or Path(path).exists():
-        return path
-    directory = location.opened(workdir).path
-    step = log_reader.best_step(directory, checkpoint.steps(directory))
-    if step is None:
-        raise UsageError(
-            f"`checkpoint` {path}: it has no best step; train with the hook best_checkpoint"
-        )
-    return location.at(workdir).inside(checkpoint.DIRECTORY, str(step))
+    is_step = bool(workdir) and name.isdecimal()
+    return location.opened(workdir if is_step else path).path, int(name) if is_step else None
 
 
 def run_config(path: str | Path) -> TrainConfig | None:
