@@ -199,8 +199,3 @@ def errors_of(path: Path) -> Iterator[None]:
         # The text of an ImportError ends with the path of the module.
         text = re.sub(r" \(/[^()]*\)$", "", f"{type(error).__name__}: {error}")
         raise UsageError(f"{where}: {text}") from error
-
-
-def path_or_address(text: str) -> Path | str:
-    """Returns a path, or an address such as gs://BUCKET/PATH: Path would drop a slash."""
-    return text if "://" in text else Path(text)

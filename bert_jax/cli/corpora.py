@@ -6,18 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from bert_jax.cli.options import local
 from bert_jax.errors import UsageError
-
-
-def corpus_directory(text: str) -> Path:
-    """Returns the directory of a corpus. Raises argparse's error for an address."""
-    if "://" in text:
-        raise argparse.ArgumentTypeError(
-            f"{text} is an address, and a corpus is read from a local directory; copy it first: "
-            f"gcloud storage cp --recursive {text} ."
-        )
-    return Path(text)
-
 
 _NAME = re.compile(r"[\w.-]+")
 _NAMES = "a source has a name of letters, digits and _ . -, and is written as NAME=DIR"
@@ -35,7 +25,7 @@ def named_corpus(text: str) -> NamedCorpus:
     name, equals, place = text.partition("=")
     if not equals or "/" in name or Path(text).exists():
         name, place = "", text
-    directory = corpus_directory(place)
+    directory = local(place)
     if name and not _NAME.fullmatch(name):
         raise argparse.ArgumentTypeError(f"{text}: {_NAMES}")
     return NamedCorpus(name or directory.resolve().name, directory)
@@ -61,6 +51,5 @@ def corpora(given: Sequence[NamedCorpus]) -> Path | dict[str, Path] | None:
     return found
 
 
-CorpusDirectory = Annotated[Path, corpus_directory]
 # The type of a repeated option.
 Corpora = tuple[Annotated[NamedCorpus, named_corpus], ...]

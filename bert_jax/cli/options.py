@@ -6,15 +6,14 @@
 
 declares `--text-column NAME`. The help of the verb and its table in docs/reference/cli.md are made
 from the declaration. `bool` is a flag, and `bool | None` has a --no- form; a tuple may be repeated;
-a Literal has choices. `Annotated` adds a function that reads the value, another name, or keywords
-of `add_argument`. The help omits the back-ticks of a sentence. It may start with the name of the
-value, and end with what is done by default.
+a Literal has choices; a Path is local. `Annotated` adds a function that reads the value, another
+name, or keywords of `add_argument`. The help omits the back-ticks of a sentence. It may start with
+the name of the value, and end with what is done by default.
 """
 
 import argparse
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -36,7 +35,6 @@ from typing import (
 )
 
 from bert_jax.config.fields import REQUIRED, OptionField, fields_of, section, setting
-from bert_jax.config_loader import path_or_address
 from bert_jax.errors import StorageFailed, UsageError
 
 _T = TypeVar("_T")
@@ -113,9 +111,7 @@ def _option(name: str, field: OptionField, group: tuple[str, str | None]) -> Opt
     elif get_origin(kind) is Literal:
         keywords["choices"] = get_args(kind)
     else:
-        keywords.setdefault("type", finite if kind is float else kind)
-        if keywords["type"] in (Path, local, path_or_address):
-            keywords["type"] = functools.partial(_place, keywords["type"])
+        keywords.setdefault("type", {float: finite, Path: local}.get(kind, kind))
     if has_default:
         keywords["default"] = [] if is_repeated else field.default
     elif flag is not None:
@@ -152,13 +148,6 @@ def read(declared: type[_T], found: argparse.Namespace) -> _T:
 # --- types of values ------------------------------------------------------------------------------
 
 
-def _place(read: Any, text: str) -> Any:
-    """Returns the path in a text. Raises argparse's error for an empty text."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("nothing is named: is a variable of the shell not set?")
-    return read(text)
-
-
 def finite(text: str) -> float:
     """Returns a number. Raises argparse's error for `nan` and `inf`, which no option accepts."""
     try:
@@ -170,22 +159,29 @@ def finite(text: str) -> float:
     return value
 
 
-def local(text: str) -> Path:
-    """Returns a path on this machine.
+def path_or_address(text: str) -> Path | str:
+    """Returns a path, or an address such as gs://BUCKET/PATH: Path would drop a slash.
 
-    Raises argparse's error for an address such as gs://BUCKET/PATH.
+    Raises argparse's error for an empty text.
     """
-    if "://" in text:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("nothing is named: is a variable of the shell not set?")
+    return text if "://" in text else Path(text)
+
+
+def local(text: str) -> Path:
+    """Returns a path on this machine. Raises argparse's error for an address."""
+    found = path_or_address(text)
+    if isinstance(found, str):
         raise argparse.ArgumentTypeError(
-            f"{text} is an address, and the output is written to a local directory; copy it "
-            "afterwards with gcloud storage cp --recursive"
+            f"{text} is an address, but must be a local path; gcloud storage cp --recursive copies "
+            "from one to the other"
         )
-    return Path(text)
+    return found
 
 
-# A path that may be gs://BUCKET/PATH; one on this machine.
+# A path that may be gs://BUCKET/PATH.
 Address = Annotated[Path | str, path_or_address]
-Local = Annotated[Path, local]
 
 
 # --- options that several verbs have --------------------------------------------------------------

@@ -9,9 +9,10 @@ example:
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
-from bert_jax.cli.options import FromCheckpoint, Local, Positional, require_place_for
+from bert_jax.cli.options import FromCheckpoint, Positional, require_place_for
 from bert_jax.cli.output import table
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
@@ -23,7 +24,7 @@ class AttentionOptions(FromCheckpoint):
     text: Positional[tuple[str, ...]] = setting(
         REQUIRED, 'TEXT: one or two texts, for example "The cat sat." "It was tired."'
     )
-    html: Local | None = setting(None, "FILE: HTML page to write; an existing file is replaced")
+    html: Path | None = setting(None, "FILE: HTML page to write; an existing file is replaced")
     json: bool = setting(False, "print the numbers of the page as JSON, rounded to six decimals")
     layers: str | None = setting(
         None, "N: layers, counted from 1, for example `--layers=1,2,12` (default: all)"

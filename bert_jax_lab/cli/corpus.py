@@ -7,9 +7,9 @@ example:
 """
 
 import json
+from pathlib import Path
 from typing import Literal
 
-from bert_jax.cli.corpora import CorpusDirectory
 from bert_jax.cli.options import Positional, Verb
 from bert_jax.config.fields import REQUIRED, section, setting
 
@@ -17,9 +17,7 @@ from bert_jax.config.fields import REQUIRED, section, setting
 @section
 class ShowCorpusOptions(Verb):
     what: Positional[Literal["show"]] = setting(REQUIRED, "ACTION: show")
-    corpus: Positional[CorpusDirectory] = setting(
-        REQUIRED, "CORPUS: a directory of bert-jax prepare"
-    )
+    corpus: Positional[Path] = setting(REQUIRED, "CORPUS: a directory of bert-jax prepare")
     json: bool = setting(False, "print the manifest, corpus.json, in place of the table")
 
 

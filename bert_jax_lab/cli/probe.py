@@ -13,10 +13,10 @@ examples:
 import contextlib
 import dataclasses
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
-from bert_jax.cli.corpora import CorpusDirectory
-from bert_jax.cli.options import FromCheckpoint, Local, require_place_for
+from bert_jax.cli.options import FromCheckpoint, require_place_for
 from bert_jax.cli.output import table
 from bert_jax.config.fields import section, setting
 from bert_jax.errors import BertJaxError, UsageError
@@ -30,7 +30,7 @@ _OF_PAIRS = "minimal_pairs"
 
 @section
 class ProbeOptions(FromCheckpoint):
-    corpus: CorpusDirectory | None = setting(
+    corpus: Path | None = setting(
         None,
         "DIR: a directory of bert-jax prepare, for held-out sentences (default: the corpus of the "
         "run)",
@@ -40,13 +40,13 @@ class ProbeOptions(FromCheckpoint):
         "NAME: minimal_pairs, pseudo_perplexity or a probe that an --extend file registers; repeat "
         "for several (default: all that the heads of the model allow)",
     )
-    pairs: Local | None = setting(
+    pairs: Path | None = setting(
         None,
         "FILE: pairs for minimal_pairs, in place of its own: JSON lines with sentence_good, "
         "sentence_bad and UID, as in BLiMP, or a folder of such files. Each token is masked "
         "by itself, as in BabyLM's scorer, and JSON output has the sums of each pair",
     )
-    output: Annotated[Local | None, "--output-file"] = setting(
+    output: Annotated[Path | None, "--output-file"] = setting(
         None, "FILE: JSON file to write, as --json prints it"
     )
     json: bool = setting(False, "print the results as JSON in place of a table")

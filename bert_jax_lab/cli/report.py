@@ -19,7 +19,6 @@ from typing import Any
 
 from bert_jax.cli.options import (
     Address,
-    Local,
     Positional,
     Verb,
     require_place_for,
@@ -46,7 +45,7 @@ class ReportOptions(Verb):
         "print all values of the page as JSON, the masked words only with --html; for several runs "
         "a list",
     )
-    html: Local | None = setting(
+    html: Path | None = setting(
         None,
         "FILE: HTML page to write with curves, time, restarts, masked tokens and differences",
     )

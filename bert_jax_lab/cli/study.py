@@ -13,11 +13,11 @@ examples:
 import json
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 from bert_jax.cli import usage
-from bert_jax.cli.corpora import CorpusDirectory
-from bert_jax.cli.options import Local, Positional, Verb
+from bert_jax.cli.options import Positional, Verb
 from bert_jax.cli.output import table, tell
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import Preempted, UsageError
@@ -33,8 +33,8 @@ class StudyOptions(Verb):
         "STUDY: a shipped study (ladder, positions, objectives, recipe, scaling, "
         "pretraining_pays, layer_types, electra) or a .py file that defines study()",
     )
-    workdir: Local = setting(REQUIRED, "DIR: directory for runs and tables")
-    corpus: CorpusDirectory | None = setting(
+    workdir: Path = setting(REQUIRED, "DIR: directory for runs and tables")
+    corpus: Path | None = setting(
         None, "DIR: a directory of bert-jax prepare (default: the corpus of the study, made once)"
     )
     preset: str = setting("study", "NAME: function of the study's file, for example paper")

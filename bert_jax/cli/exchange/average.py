@@ -11,7 +11,7 @@ example:
 from pathlib import Path
 from typing import Annotated
 
-from bert_jax.cli.options import Address, Local, Positional, Verb, require_place_for
+from bert_jax.cli.options import Address, Positional, Verb, require_place_for
 from bert_jax.cli.options import run_directory as run_directory_of
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
@@ -22,7 +22,7 @@ class AverageOptions(Verb):
     checkpoint: Positional[tuple[Address, ...]] = setting(
         REQUIRED, "CHECKPOINT: a workdir, to average its steps, or several checkpoints"
     )
-    output: Annotated[Local, "--output-dir"] = setting(
+    output: Annotated[Path, "--output-dir"] = setting(
         REQUIRED, "DIR: new workdir with one checkpoint"
     )
     last: int | None = setting(None, "N: average the newest N steps (default: all stored steps)")

@@ -11,11 +11,11 @@ examples:
 """
 
 import json
+from pathlib import Path
 from typing import Annotated, Literal
 
 from bert_jax.cli.options import (
     Address,
-    Local,
     Positional,
     Verb,
     require_place_for,
@@ -39,7 +39,7 @@ class CheckpointsOptions(Verb):
         None,
         "N: the step to return to (rollback), or to copy (branch; default: the newest good step)",
     )
-    output: Annotated[Local | None, "--output-dir"] = setting(
+    output: Annotated[Path | None, "--output-dir"] = setting(
         None, "DIR: workdir of the new run, new or empty (branch)"
     )
 

@@ -10,16 +10,17 @@ examples:
   bert-jax export runs/base --output-dir my-embedder --pooling mean --normalize
 """
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from bert_jax.cli.options import FromCheckpoint, Local, require_place_for
+from bert_jax.cli.options import FromCheckpoint, require_place_for
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
 
 
 @section
 class ExportOptions(FromCheckpoint):
-    output: Annotated[Local, "--output-dir"] = setting(
+    output: Annotated[Path, "--output-dir"] = setting(
         REQUIRED, "DIR: new or empty directory to write"
     )
     format: Literal["hf", "tf1"] = setting("hf", "Hugging Face directory, or TF1 checkpoint")

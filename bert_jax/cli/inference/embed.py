@@ -9,11 +9,11 @@ example:
 """
 
 import json
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from bert_jax.cli.options import (
     FromCheckpoint,
-    Local,
     require_place_for,
     standard_input,
 )
@@ -32,7 +32,7 @@ class EmbedOptions(FromCheckpoint):
         "FILE|ADDRESS: texts, one per line. The default, -, is standard input if texts are piped "
         "in",
     )
-    output: Annotated[Local | None, "--output-file"] = setting(
+    output: Annotated[Path | None, "--output-file"] = setting(
         None, "FILE: .npz file to write; required without --json"
     )
     json: bool = setting(

@@ -12,9 +12,10 @@ negatives with a cosine at least 5 % below the cosine of the positive:
 """
 
 import json
+from pathlib import Path
 from typing import Annotated, Literal
 
-from bert_jax.cli.options import FromCheckpoint, Local, require_place_for, standard_input
+from bert_jax.cli.options import FromCheckpoint, require_place_for, standard_input
 from bert_jax.cli.table_format import TableFormat
 from bert_jax.config.fields import REQUIRED, section, setting
 from bert_jax.errors import UsageError
@@ -28,7 +29,7 @@ class MineOptions(FromCheckpoint, TableFormat):
         "FILE|ADDRESS: the pairs, a table or JSON lines. The default, -, is standard input if rows "
         "are piped in",
     )
-    output: Annotated[Local, "--output-file"] = setting(REQUIRED, "FILE: JSON lines to write")
+    output: Annotated[Path, "--output-file"] = setting(REQUIRED, "FILE: JSON lines to write")
     text: Annotated[tuple[str, ...], "--text-column"] = setting(
         (),
         "COLUMN: columns of the query and of the positive; give it twice (default: query and "

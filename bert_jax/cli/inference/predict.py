@@ -14,7 +14,6 @@ from typing import Annotated
 
 from bert_jax.cli.options import (
     Address,
-    Local,
     Positional,
     require_place_for,
     standard_input,
@@ -37,7 +36,7 @@ class PredictOptions(TableFormat):
         "FILE|ADDRESS: examples in the format of the task, or one text per line (two texts with a "
         "tab between). The default, -, is standard input if examples are piped in",
     )
-    output: Annotated[Local | None, "--output-file"] = setting(
+    output: Annotated[Path | None, "--output-file"] = setting(
         None, "FILE: JSON lines to write (default: stdout)"
     )
     text: Annotated[tuple[str, ...], "--text-column"] = setting(
@@ -52,7 +51,7 @@ class PredictOptions(TableFormat):
         "DIR: a folder of GLUE files in place of --input: writes the files of a GLUE submission "
         "for its test split to --output-dir",
     )
-    output_dir: Local | None = setting(None, "DIR: new directory for the submission of --data")
+    output_dir: Path | None = setting(None, "DIR: new directory for the submission of --data")
     null_threshold: float | None = setting(
         None,
         "X: score margin by which no answer must exceed the best answer, for squad2 (default: the "
