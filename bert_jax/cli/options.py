@@ -241,8 +241,8 @@ class FromCheckpoint(Verb):
 
 
 @section
-class Processes(Verb):
-    """How the processes of a run on several hosts find each other."""
+class Processes:
+    """How the processes of a run on several hosts find each other (runtime.distributed)."""
 
     GROUP: ClassVar = (
         "several processes",
@@ -257,15 +257,6 @@ class Processes(Verb):
     process_id: int | None = setting(
         None, "I: rank of this process, from 0 to N - 1, with --coordinator"
     )
-
-    def connection(self) -> dict[str, Any]:
-        """Returns how the processes find each other, as `runtime.stop.Start` takes it."""
-        return {
-            "detect": self.distributed,
-            "coordinator": self.coordinator,
-            "num_processes": self.num_processes,
-            "process_id": self.process_id,
-        }
 
 
 @section

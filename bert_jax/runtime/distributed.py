@@ -31,7 +31,7 @@ _NO_CLUSTER = (
 class Connection:
     """How the processes find each other: through Cloud TPU, GKE or Slurm, or by address."""
 
-    detect: bool = False
+    distributed: bool = False
     # HOST:PORT of process 0.
     coordinator: str | None = None
     num_processes: int | None = None
@@ -39,7 +39,7 @@ class Connection:
 
     def validate(self) -> Self:
         given = [self.coordinator, self.num_processes, self.process_id]
-        if self.detect and any(value is not None for value in given):
+        if self.distributed and any(value is not None for value in given):
             raise UsageError(
                 "`distributed` detects the processes itself; remove it, or remove `coordinator`, "
                 "`num_processes` and `process_id`"
@@ -61,7 +61,7 @@ class Connection:
 
         Raises UsageError if it detects none.
         """
-        if not self.detect:
+        if not self.distributed:
             return self
         # JAX has no public name for it (0.10.2 to 0.12).
         from jax._src.clusters import ClusterEnv
@@ -80,7 +80,7 @@ class Connection:
         JAX ends this process if the others are missing after `seconds`. Raises UsageError if no
         cluster is found, Unreachable if the metadata server of the cluster does not answer.
         """
-        if not self.detect and self.coordinator is None:
+        if not self.distributed and self.coordinator is None:
             return
         # Between processes on CPUs, JAX's collectives use gloo.
         jax.config.update("jax_cpu_collectives_implementation", "gloo")

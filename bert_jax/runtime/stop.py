@@ -107,7 +107,7 @@ class Start(Signals):
         """`name` is the command, for messages; `found` are the fields of distributed.Connection."""
         super().__init__(ENDING, self._hear)
         self._name, self._found = name, found
-        self._has_others = found.get("detect") or (found.get("num_processes") or 1) > 1
+        self._has_others = found.get("distributed") or (found.get("num_processes") or 1) > 1
         self._received: int | None = None
         self._is_connected = self._have_met = False
 

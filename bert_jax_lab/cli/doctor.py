@@ -16,7 +16,7 @@ from typing import Any
 
 from bert_jax.cli import usage
 from bert_jax.cli.corpora import Corpora, corpora
-from bert_jax.cli.options import Address, Positional
+from bert_jax.cli.options import Address, Positional, Processes
 from bert_jax.cli.output import in_options, table
 from bert_jax.cli.training import pretrain
 from bert_jax.config.fields import section, setting
@@ -55,7 +55,7 @@ def run(options: DoctorOptions) -> int:
     from bert_jax_lab.doctor.arguments import Arguments
     from bert_jax_lab.doctor.examination import examine
 
-    connection = Connection(**options.connection())
+    connection = Connection(**options.fields_of(Processes))
     report = examine(
         Arguments(
             config=options.config,

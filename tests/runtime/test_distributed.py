@@ -84,7 +84,7 @@ def test_processes_of_different_programs_do_not_start(tmp_path, corpus):
 @pytest.mark.parametrize(
     ("connection", "message"),
     [
-        (Connection(detect=True, num_processes=2), "detects the processes itself"),
+        (Connection(distributed=True, num_processes=2), "detects the processes itself"),
         (Connection(coordinator="host:1"), "set all of"),
         (Connection(coordinator="host:1", num_processes=2, process_id=2), "from 0 to 1"),
         (Connection(coordinator="host", num_processes=2, process_id=0), "HOST:PORT"),

@@ -242,7 +242,7 @@ def test_an_unreachable_metadata_server_is_asked_again_and_then_75(monkeypatch):
     monkeypatch.setattr(network, "PATIENCE", 0.3)
     monkeypatch.setattr(network, "_FIRST_PAUSE", 0.1)
     with pytest.raises(Unreachable, match=r"metadata\.google\.internal"):
-        distributed.Connection(detect=True).connect()
+        distributed.Connection(distributed=True).connect()
     assert len(asked) == 2
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from bert_jax.cli.options import (
     Address,
     FromCheckpoint,
+    Processes,
     TrainingOptions,
     require_place_for,
 )
@@ -122,7 +123,7 @@ class FinetuneOptions(FromCheckpoint, TaskRowsOptions, TrainingOptions):
 
 def run(options: FinetuneOptions) -> None:
     require_place_for(is_directory=True, workdir=options.workdir)
-    with Start("bert-jax finetune", **options.connection()) as start:
+    with Start("bert-jax finetune", **options.fields_of(Processes)) as start:
         spec = _spec(options)
         start.connect()
         from bert_jax.runtime import distributed

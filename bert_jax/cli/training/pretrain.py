@@ -19,6 +19,7 @@ from bert_jax.cli.closing import COLUMNS, figure_rows
 from bert_jax.cli.corpora import Corpora, corpora
 from bert_jax.cli.options import (
     Address,
+    Processes,
     TrainingOptions,
     WithConfig,
     require_place_for,
@@ -96,7 +97,7 @@ def run(options: PretrainOptions) -> None:
     require_place_for(is_directory=True, workdir=options.workdir)
     place = corpora(options.corpus)
     assert place is not None
-    with Start("bert-jax pretrain", **options.connection()) as start:
+    with Start("bert-jax pretrain", **options.fields_of(Processes)) as start:
         # With --init-from the checkpoint decides the model, so the config is checked later.
         resolved = config_loader.load_config(
             options.config, options.changes(), checked=options.init_from is None
