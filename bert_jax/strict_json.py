@@ -45,11 +45,3 @@ def parse_file(path: object, text: str | bytes) -> Any:
         return parse(text)
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from error
-
-
-def parse_record(location: str, line: str) -> Any:
-    """Returns the value of a line of data. Raises UsageError, which names the location."""
-    try:
-        return parse(line)
-    except ValueError as error:
-        raise UsageError(f"{location}: not JSON ({error})") from error

@@ -39,7 +39,7 @@ def _json_rows(path: AnyFile, stream: SourceStream, columns: Columns) -> Iterato
             stream.require_decoded(where, line)
             if line.isspace():
                 continue
-            record = strict_json.parse_record(where, line)
+            record = strict_json.parse_file(where, line)
             if not isinstance(record, dict):
                 found = type(record).__name__
                 raise UsageError(f"{where}: needs a JSON object, found {found}")

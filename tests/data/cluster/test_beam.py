@@ -176,7 +176,7 @@ def test_a_stage_error_is_one_line(tmp_path, sources, beginning):
     sources = [*sources, str(tmp_path / "bad.jsonl")]
     done = command(sources, tmp_path / "c", "DirectRunner", environment=beginning)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "bad.jsonl, line 1: not JSON" in done.stderr.splitlines()[-1]
+    assert "bad.jsonl, line 1 is not JSON" in done.stderr.splitlines()[-1]
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ def test_a_bad_record_of_a_test_set_is_an_error(test_sets, tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join(test_sets[0]) + "\n")
     with (tmp_path / "long.jsonl").open("a") as file:
         file.write('{"text": "cut in the')
-    with pytest.raises(UsageError, match=r"long\.jsonl, line 41: not JSON"):
+    with pytest.raises(UsageError, match=r"long\.jsonl, line 41 is not JSON"):
         made(tmp_path, [tmp_path / "long.jsonl"], on_bad_record="skip", bad_record_limit=1.0)
 
 
