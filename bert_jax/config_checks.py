@@ -56,7 +56,7 @@ def complete(config: TrainConfig) -> TrainConfig:
 def validate(config: TrainConfig) -> TrainConfig:
     """Returns `config`, or raises a `UsageError` that names the first invalid option."""
     try:
-        from_dict(to_dict(config))
+        from_dict(to_dict(config), TrainConfig)
     except UsageError as error:
         raise UsageError(f"config {config.name!r}: {error}") from error
     for path, problem in _problems(config):
@@ -67,7 +67,7 @@ def validate(config: TrainConfig) -> TrainConfig:
 def validate_model(model: ModelConfig, head: HeadConfig) -> ModelConfig:
     """Returns a model without a run, or raises a `UsageError`."""
     config = TrainConfig(model=model, head=head)
-    from_dict(to_dict(config))
+    from_dict(to_dict(config), TrainConfig)
     for path, problem in (*unknown_names(config), *_model_problems(model), *_head_problems(head)):
         raise UsageError(f"{path} {problem}")
     return model
@@ -336,11 +336,9 @@ def _head_problems(head: HeadConfig) -> Problems:
     parts, there = ", ".join(head.parts), set(head.parts)
     if len(there & _CLASSIFIERS) > 1 or len(there) < len(head.parts):
         yield "head.parts", f"is {parts}; name each once, and at most one classifier"
-    if {"nsp", "sequence_classifier"} & there and "pooler" not in there:
-        yield "head.parts", f"is {parts}; nsp and sequence_classifier need the pooler"
-    for part in head.parts:
-        is_custom = part in PARTS and not PARTS.is_builtin(part)
-        needed = PARTS[part].needs if is_custom else None
+    # A part imports JAX: the parts of BERT need no check.
+    for part in () if head.parts == HeadConfig.parts else head.parts:
+        needed = PARTS[part].needs if part in PARTS else None
         if needed is not None and (needed not in there or PARTS[needed].needs is not None):
             yield "head.parts", f"has {part}, which needs {needed}"
     if len(set(head.labels)) < len(head.labels):

@@ -110,8 +110,8 @@ def test_a_wrong_override_names_the_option_and_the_fix(assignment, path, message
 
 def test_json_round_trip():
     values = json.loads(json.dumps(configs.to_dict(_TWO_PHASES)))
-    assert configs.from_dict(values) == _TWO_PHASES
-    assert configs.from_dict({}) == TrainConfig()
+    assert configs.from_dict(values, TrainConfig) == _TWO_PHASES
+    assert configs.from_dict({}, TrainConfig) == TrainConfig()
     flat = configs.flatten(_TWO_PHASES)
     assert flat["phases.1.sequence_length"] == 512 and flat["model.hidden_size"] == 768
     assert config_loader.override(TrainConfig(phases=_TWO_PHASES.phases), [
@@ -164,7 +164,7 @@ def test_json_that_is_no_config(tmp_path, text, message):
 def test_shipped_configs_load(name):
     config = config_loader.load_config(name)
     assert config.name == name
-    assert configs.from_dict(configs.to_dict(config)) == config
+    assert configs.from_dict(configs.to_dict(config), TrainConfig) == config
     assert not [*mask_warnings(config)]
 
 

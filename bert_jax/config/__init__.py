@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from bert_jax.config import conversion
 from bert_jax.config.compute import CheckpointConfig, ComputeConfig, EvaluationConfig, MeshConfig
-from bert_jax.config.conversion import flatten, leaves, replaced, to_dict
+from bert_jax.config.conversion import flatten, from_dict, leaves, replaced, to_dict
 from bert_jax.config.data import DataConfig
 from bert_jax.config.embedding import EmbeddingConfig, InfoNCE, PairLoss
 from bert_jax.config.fields import Count, Kind, Positive, section, setting
@@ -150,8 +149,3 @@ class TrainConfig:
         edges = (0, *self.phase_ends)
         last = bisect.bisect_right(begins, number)
         return range(edges[begins[last - 1]], edges[begins[last]])
-
-
-def from_dict(values: Any, cls: Any = TrainConfig, path: str = "", *, base: Any = None) -> Any:
-    """Returns a section from its JSON form (conversion.from_dict); by default a whole config."""
-    return conversion.from_dict(values, cls, path, base=base)

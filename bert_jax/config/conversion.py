@@ -3,7 +3,7 @@
 import dataclasses
 import keyword
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -136,12 +136,6 @@ def _hint(name: str, cls: Any) -> str:
         kinds = [k for k in cls.table.names() if name in fields_of(cls.of_kind(k))]
         if kinds:
             return f" It is an option of kind {' or '.join(kinds)}, not of {cls.kind}."
-    return nearest(name, names)
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns what to write after an unknown name: the nearest of the names, or all of them."""
-    names = list(names)
     return did_you_mean(name, names, cutoff=0.5) or f" Fields here: {', '.join(names)}."
 
 

@@ -389,7 +389,7 @@ def _require_possible(config: TrainConfig | None) -> None:
     for value in configs.flatten(config).values():
         assert not isinstance(value, int | float) or abs(value) < 2**63
         assert not isinstance(value, str) or value.encode() is not None
-    assert configs.from_dict(json.loads(json.dumps(configs.to_dict(config)))) == config
+    assert configs.from_dict(json.loads(json.dumps(configs.to_dict(config))), TrainConfig) == config
 
 
 @examples(300)

@@ -9,6 +9,7 @@ from bert_jax.config import (
     Mixing,
     Optimizer,
     Schedule,
+    TrainConfig,
     flatten,
     from_dict,
     to_dict,
@@ -41,7 +42,7 @@ def test_a_kind_brings_its_options_and_takes_them_along():
     config = load_config("bert_base", ["optimizer.momentum=0.9", "optimizer.kind=muon"])
     assert config.optimizer == Muon(momentum=0.9)
     assert flatten(config)["optimizer.momentum"] == 0.9
-    again = from_dict(json.loads(json.dumps(to_dict(config))))
+    again = from_dict(json.loads(json.dumps(to_dict(config))), TrainConfig)
     assert again == config and hash(again) == hash(config)
     assert again != override(config, ["optimizer.momentum=0.95"])
     # Shared options stay, the options of the old kind go.
@@ -78,7 +79,7 @@ def test_an_option_that_the_kind_does_not_have_is_an_error(scaled, changes, path
 def test_a_custom_kind_is_written_like_a_built_in_one(scaled):
     config = load_config("bert_base", ["optimizer.kind=scaled", "optimizer.sizes=[7]"])
     assert config.optimizer == Scaled(sizes=(7,))
-    assert from_dict(to_dict(config)) == config
+    assert from_dict(to_dict(config), TrainConfig) == config
     short = load_config("bert_base", ['hooks=["best_checkpoint"]'])
     assert short.hooks == (HookConfig.of_kind("best_checkpoint")(figure=""),)
 
@@ -93,7 +94,7 @@ def test_a_function_is_a_kind_without_options(monkeypatch):
 def test_a_kind_of_a_file_that_was_not_executed_keeps_its_options():
     values = to_dict(load_config("bert_base"))
     values["optimizer"] |= {"kind": "from-a-file", "warmth": 3}
-    config = from_dict(values)
+    config = from_dict(values, TrainConfig)
     assert config.optimizer.warmth == 3 and to_dict(config) == values
     with pytest.raises(UsageError, match=r"optimizer.kind is 'from-a-file'"):
         validate(config)

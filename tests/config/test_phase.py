@@ -35,7 +35,7 @@ def test_overrides_in_json():
         "decay_steps": 5,
         "min_lr_ratio": 0.0,
     }
-    assert configs.from_dict(configs.to_dict(_CHANGED)) == _CHANGED
+    assert configs.from_dict(configs.to_dict(_CHANGED), TrainConfig) == _CHANGED
     assert hash(_CHANGED) != hash(_BASE)
     assert configs.flatten(_CHANGED)["phases.3.rope_theta"] == 3e4
 

@@ -197,8 +197,8 @@ def test_where_heads_have_dropout(kind, under, drops):
             "at most one classifier",
         ),
         (HeadConfig(parts=("mlm", "mlm")), "each once"),
-        (HeadConfig(parts=("sequence_classifier",)), "need the pooler"),
-        (HeadConfig(parts=("nsp", "mlm")), "need the pooler"),
+        (HeadConfig(parts=("sequence_classifier",)), "needs pooler"),
+        (HeadConfig(parts=("nsp", "mlm")), "needs pooler"),
         (HeadConfig(parts=("token_classifier",), labels=("a", "a")), "each label once"),
     ],
 )

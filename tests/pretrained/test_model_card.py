@@ -6,7 +6,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
-from bert_jax.config import from_dict
+from bert_jax.config import TrainConfig
 from bert_jax.pretrained import model_card
 from bert_jax.workdir import log_reader
 from tests import tiny_corpus
@@ -68,7 +68,7 @@ def test_the_figures_are_those_of_the_log(card, trained):
 
 def test_what_the_records_lack_is_left_out(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "split": "dev", "loss": 1.0}\n')
-    text = written(tmp_path, from_dict({}), corpus={"fingerprint": "a", "train": {"documents": 1}})
+    text = written(tmp_path, TrainConfig(), corpus={"fingerprint": "a", "train": {"documents": 1}})
     assert "Not recorded." in text and "documents" not in text and "Not stated" in text
 
 
