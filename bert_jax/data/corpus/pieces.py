@@ -27,7 +27,8 @@ class Blocks(NamedTuple):
 
 # A block has 530,000 rows of 128 tokens, like large shuffle buffers, and is planned in two seconds.
 # 64 hosts plan one lane of it each. A lane has pieces from four places of the split, so that lanes
-# have similar content.
+# have similar content. The sizes are part of the data order: a change of them moves the rows of a
+# corpus that is larger than a block, also in runs that resume.
 BLOCKS = Blocks(tokens=1 << 26, lanes=64, pieces=256)
 
 
