@@ -15,6 +15,9 @@ from bert_jax.cli import output
 from bert_jax.errors import (
     BertJaxError,
     Interrupted,
+    Preempted,
+    StorageFailed,
+    Unreachable,
     exit_code_of,
     reason_of,
 )
@@ -30,6 +33,8 @@ _LESS_TRAINING = (
 _LESS_MEMORY = {"pretrain": _LESS_TRAINING, "finetune": _LESS_TRAINING}
 _LESS_DATA = "use fewer rows at a time, or a machine with more memory"
 _NOTHING_KEPT = "nothing was saved; the same command starts from the beginning"
+# The exit codes after which libraries may still work in threads that Python does not know.
+_AT_ONCE = {kind.exit_code for kind in (StorageFailed, Unreachable, Preempted, Interrupted)}
 # The exit code of shells for a program that a closed pipe ends: 128 + SIGPIPE.
 _PIPE_CLOSED = 141
 
@@ -120,10 +125,11 @@ def console() -> None:
     if ending.code is not None:
         leave(ending.code)
     # At a normal exit JAX waits for connected processes, which may have failed, and then ends this
-    # process with another code. Python waits for threads, which may wait for storage or data.
-    threads = threading.enumerate()
+    # process with another code. Python waits for the threads that compile or read data.
+    threads = {*threading.enumerate()} - {threading.main_thread()}
     is_busy = any(thread.name == ABANDONED for thread in threads)
-    if is_busy or _has_peers() or code == Interrupted.exit_code or (code and len(threads) > 1):
+    is_awaited = code != 0 and any(not thread.daemon for thread in threads)
+    if is_busy or is_awaited or _has_peers() or code in _AT_ONCE:
         output.flushed(sys.stdout)
         output.flushed(sys.stderr)
         os._exit(code)

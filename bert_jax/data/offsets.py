@@ -5,7 +5,7 @@ part of it at a time.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -39,13 +39,20 @@ class Offsets:
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: Any) -> Any:
-        """Returns one offset as an integer, or consecutive ones as an array."""
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> np.ndarray: ...
+
+    def __getitem__(self, index: int | slice) -> int | np.ndarray:
+        """Returns one offset, or consecutive ones as an array (a slice without a step)."""
         if not isinstance(index, slice):
             at = range(self.size)[index]
             return int(self[at : at + 1][0])
         start, stop, step = index.indices(self.size)
-        assert step == 1
+        if step != 1:
+            raise IndexError(f"consecutive offsets have a step of 1, not {step}")
         if start >= stop:
             return np.empty(0, np.int64)
         first, last = np.searchsorted(self._first, [start, stop - 1], side="right") - 1

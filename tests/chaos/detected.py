@@ -25,7 +25,7 @@ def meet() -> None:
 
     from bert_jax.runtime import distributed
 
-    connection = distributed.Connection(detect=True).validate()
+    connection = distributed.Connection(distributed=True).validate()
     resolved = connection.resolved()
     connection.connect(seconds=60)
     exchanged = distributed.exchange("number", f"process {jax.process_index()}", seconds=60)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bert_jax.data.corpus.pieces import Blocks, Pieces
+from bert_jax.data.corpus.pieces import BLOCKS, Blocks, Pieces
 from bert_jax.data.corpus.store import Split
 from bert_jax.data.offsets import Offsets
 from tests.synthetic_corpus import random_split, split_from_lengths
@@ -59,6 +59,11 @@ def test_the_pieces_are_the_split(name, opened):
     lengths = np.diff(np.append(own, sentences[-1]))
     inside = lengths[np.searchsorted(own, cut, side="right") - 1]
     assert (inside > usual / 4).all()
+
+
+def test_the_sizes_are_part_of_the_data_order():
+    """Other sizes would move the rows of each run on a large corpus that is resumed."""
+    assert Blocks(tokens=67_108_864, lanes=64, pieces=256) == BLOCKS
 
 
 def test_a_split_of_one_block_is_itself():
