@@ -64,12 +64,15 @@ class Embedder:
         self.forward = forward_of(config, mesh=mesh, pooling=recipe.pooling, **options)
 
     def encode(self, texts: Sequence[str], prompts: Sequence[str] = ()) -> Iterator[EncodedTexts]:
-        """Yields parts of the texts as rows, texts of similar length together, with their numbers.
+        """Returns parts of the texts as rows, texts of similar length together, with their numbers.
 
-        `prompts` are names: the first that the recipe has is the prompt before each text.
+        `prompts` are names: the first that the recipe has is the prompt before each text. Raises
+        UsageError for a prompt that is not supported; the texts are encoded one part at a time.
         """
         name = next((name for name in prompts if name in self._recipe.prompts), None)
-        recipe = self._recipe.with_prompt(name)
+        return self._parts(texts, self._recipe.with_prompt(name))
+
+    def _parts(self, texts: Sequence[str], recipe: EmbeddingRecipe) -> Iterator[EncodedTexts]:
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
         for start in range(0, len(texts), _TEXTS):
             numbers = order[start : start + _TEXTS]
@@ -109,9 +112,9 @@ def text_vectors(
         mesh=checkpoint.mesh,
         length=length,
     )
-    return [
-        embedder.vectors(checkpoint.params, embedder.encode(*each), title="embed") for each in texts
-    ]
+    # All prompts are known before the first text is encoded.
+    encoded = [embedder.encode(*each) for each in texts]
+    return [embedder.vectors(checkpoint.params, each, title="embed") for each in encoded]
 
 
 @functools.partial(jax.jit, static_argnames="k")

@@ -12,6 +12,7 @@ from bert_jax.__main__ import main
 from bert_jax.cli.training import evaluate
 from bert_jax.data.tasks.retrieval_sets import read_retrieval_set
 from bert_jax.inference import retrieve
+from bert_jax.inference.forward import Forward
 from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.tasks.scores import spearman
 from bert_jax.tasks.vector_scores import Retrieval, score_vectors
@@ -76,6 +77,20 @@ def test_prompts_are_those_of_the_directory(embedder):
         assert np.allclose(found, expected, atol=1e-6)
     (found,) = retrieve.text_vectors(checkpoint, (texts, retrieve.DOCUMENT_PROMPTS))
     assert np.allclose(found, normalized(model.embed([f"answer: {t}" for t in texts], length=32)))
+
+
+def test_a_prompt_that_is_refused_costs_no_time(embedder, beir, capsys, monkeypatch):
+    """The prompt of queries is checked before the documents are encoded."""
+    home = shutil.copytree(embedder, beir / "model")
+    for name, changes in {
+        "1_Pooling/config.json": {"include_prompt": False},
+        "config_sentence_transformers.json": {"prompts": {"query": "an owl "}},
+    }.items():
+        settings = json.loads((home / name).read_text()) | changes
+        (home / name).write_text(json.dumps(settings))
+    monkeypatch.setattr(Forward, "__call__", lambda *_, **__: pytest.fail("it encodes texts"))
+    assert main(["evaluate", str(home), "--retrieval", str(beir)]) == 2
+    assert "set it to true" in capsys.readouterr().err
 
 
 def test_a_model_of_dot_products_has_vectors_of_any_length(embedder, tmp_path):
