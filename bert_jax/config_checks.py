@@ -240,7 +240,8 @@ def _objective_problems(config: TrainConfig) -> Problems:
         problem = f"objective {objective} learns from {fitting}: choose those rows"
         yield "data.sequence_format", f"is {name}; {problem}"
     if z_loss and not chosen.takes_z_loss:
-        yield "optimizer.z_loss", f"is {z_loss}, which objective {objective} ignores"
+        problem = f"is {z_loss}, which objective {objective} ignores; set it to 0"
+        yield "optimizer.z_loss", problem
     if config.compute.loss_slices > 1 and not chosen.takes_slices:
         yield "compute.loss_slices", f"is above 1; objective {objective} needs 1"
 
@@ -255,6 +256,8 @@ def _embedding_problems(config: TrainConfig) -> Problems:
     if [*dims] != sorted({dim for dim in dims if dim < width}, reverse=True):
         problem = f"write widths below model.hidden_size {width}, each once, the largest first"
         yield "embedding.dims", f"is {dims}; {problem}"
+    if labels := config.head.labels:
+        yield "head.labels", f"is {', '.join(labels)}, and embeddings have no labels; leave it out"
     if config.objective != "contrastive":
         return
     if options.loss.needs_scores:
@@ -269,7 +272,8 @@ def _embedding_problems(config: TrainConfig) -> Problems:
         yield "data.sequence_format", f"{problem}: set model.hidden_dropout_prob=0.1"
     for i, phase in enumerate(config.phases):
         if phase.global_batch_size < 2:
-            yield f"phases.{i}.global_batch_size", "is 1: a pair has no negatives in its batch"
+            problem = "is 1: a pair has no negatives in its batch; use at least 2"
+            yield f"phases.{i}.global_batch_size", problem
 
 
 def _without_effect(section: Any, names: Collection[str] | None = None) -> Problems:

@@ -66,6 +66,7 @@ _NOT_HERE = {
     **{f"data.{name}": _PRETRAINING for name in fields_of(DataConfig) if name not in _MIXING},
     "embedding.query_prompt": "use `query_prompt`",
     "embedding.document_prompt": "use `document_prompt`",
+    "compute.loss_slices": "a task has no loss over the vocabulary; remove the override",
     "phases": "use `length`, `batch_size` and `epochs`",
     "evaluation.num_examples": _PRETRAINING,
     "optimizer.learning_rate": "use `learning_rate`",

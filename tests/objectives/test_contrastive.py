@@ -15,6 +15,7 @@ from bert_jax.config import (
     DataConfig,
     EmbeddingConfig,
     EvaluationConfig,
+    HeadConfig,
     HookConfig,
     InfoNCE,
     ModelConfig,
@@ -177,6 +178,7 @@ def test_memory_does_not_follow_the_batch():
     [
         ("embedding.dims", {"embedding": EmbeddingConfig(dims=(8, 16))}),
         ("embedding.dims", {"embedding": EmbeddingConfig(dims=(32,))}),
+        ("head.labels", {"head": HeadConfig(parts=("embedding",), labels=("a", "b"))}),
         ("optimizer.z_loss", {"optimizer": OptimizerConfig(z_loss=1e-4)}),
         ("embedding.query_prompt", {"embedding": EmbeddingConfig(query_prompt="query: ")}),
         ("data.sequence_format", {"data": DataConfig(sequence_format="documents")}),
