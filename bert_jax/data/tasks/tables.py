@@ -207,5 +207,6 @@ def cell_text(location: str, column: str, value: Any, *, takes_list: bool = Fals
         return json.dumps(value)
     if not isinstance(value, str):
         found = "null" if value is None else brief(value)
-        raise UsageError(f"{location}: column {column!r} is {found}; write text or a number")
+        wanted = "text, a number or a list of finite numbers" if takes_list else "text or a number"
+        raise UsageError(f"{location}: column {column!r} is {found}; write {wanted}")
     return whole_characters(value)
