@@ -77,11 +77,15 @@ class PairTask(Task):
                 f"{_places(wrong)}: a negative is the query or its own document in {len(wrong):,} "
                 "rows; remove the rows, or mine their negatives again"
             )
-        same = sum(len({*row.texts[:2]}) == 1 for row in train)
-        if same == len(train):
-            raise UsageError(f"{train[0].location}: the two texts of every row are the same")
+        same = [row for row in train if len({*_plain(row)[:2]}) == 1]
+        if len(same) == len(train):
+            raise UsageError(
+                f"{train[0].location}: the two texts of every row are the same; name the columns "
+                "of two different texts with `text`"
+            )
         if same:
-            note(f"{same:,} of {len(train):,} training rows have the same text twice")
+            count = f"{len(same):,} of {len(train):,} training rows"
+            note(f"{_places(same)}: {count} have the same text twice")
         return train
 
     def group(self, row: TextRow) -> Any:
@@ -105,14 +109,21 @@ class PairTask(Task):
         kind, documents = f"embedding.loss.kind {loss.kind}", len(train[0].texts) - 1
         if loss.needs_scores and not self.spec.label_column:
             raise UsageError(f"{kind} needs scores; name their column with `label`")
-        if documents == 1 and (loss.needs_negatives or (size == 1 and not loss.needs_scores)):
+        if documents == 1 and loss.needs_negatives:
             raise UsageError(f"{kind} needs negatives; name their columns, or choose another loss")
+        if documents == 1 and size == 1 and not loss.needs_scores:
+            raise UsageError(
+                "`batch_size` 1: a pair has no negatives in its batch; use at least 2, or name "
+                "columns of negatives"
+            )
         for name, count in _sizes(train).items():
             if count < size:
                 raise UsageError(
                     f"{name}: {count:,} rows are fewer than a batch of {size} (`batch_size`), and "
-                    "a batch has rows of one source"
+                    "a batch has rows of one source; use a smaller batch, or one file"
                 )
+            if documents == 1 and not loss.needs_scores:
+                _require_negatives([row for row in train if row.source == name])
         compared = 2 if self.is_similarity else 1
         seen = {_plain(row)[:compared] for row in train}
         for name, rows in dev.items():
@@ -215,6 +226,16 @@ def _similarities(vectors_NTD: np.ndarray) -> np.ndarray:
 def _plain(row: TextRow) -> tuple[str, ...]:
     """Returns the texts of a row with single spaces."""
     return tuple(" ".join(text.split()) for text in row.texts)
+
+
+def _require_negatives(rows: Sequence[TextRow]) -> None:
+    """Raises UsageError if all rows have one query or one document: no row has a negative then."""
+    for side, text in enumerate(("query", "document")):
+        if len({_plain(row)[side] for row in rows}) == 1:
+            raise UsageError(
+                f"{rows[0].location}: all {len(rows):,} rows have this {text}, so that none has "
+                "negatives in its batch; add other rows, or name columns of negatives"
+            )
 
 
 def _places(rows: Sequence[TextRow]) -> str:

@@ -114,6 +114,7 @@ def test_pairs_are_learned_scored_and_exported_with_their_prompts(encoder, tmp_p
     assert main(export) == 0
     settings = json.loads((tmp_path / "st/config_sentence_transformers.json").read_text())
     assert settings["prompts"] == {"query": "who ", "document": "a "}
+    assert settings["matryoshka_dims"] == [32, 16]
     for name in ("query", "document"):
         ours, theirs = (
             embed(tmp_path / place, texts, prompt=name)["vectors"] for place in ("run", "st")
@@ -123,10 +124,11 @@ def test_pairs_are_learned_scored_and_exported_with_their_prompts(encoder, tmp_p
     with pytest.raises(UsageError, match="query, document"):
         embed(tmp_path / "run", texts, prompt="passage")
     capsys.readouterr()
-    embed(tmp_path / "run", texts, dims=16)
-    assert "dims" not in capsys.readouterr().err
-    embed(tmp_path / "run", texts, dims=8)
-    assert "8: the run trained vectors of" in capsys.readouterr().err
+    for place, other in (("run", 8), ("st", 4)):
+        embed(tmp_path / place, texts, dims=16)
+        assert "dims" not in capsys.readouterr().err
+        embed(tmp_path / place, texts, dims=other)
+        assert f"{other}: the run trained vectors of 32, 16" in capsys.readouterr().err
     assert main([*export[:-1], str(tmp_path / "tf1"), "--format", "tf1"]) == 2
     assert "pooling mean, which a TF1 checkpoint has no place" in capsys.readouterr().err
 
@@ -228,9 +230,11 @@ PAIRS = [("cat", "dog"), ("where is the cat", "in rome"), ("bird", "tree")]
         ("pairs", [("cat", "dog", "cat")], {}, "row 0: a negative is the query"),
         ("pairs", [("cat", "dog", "dog ")], {}, "row 0: a negative is the query"),
         ("pairs", [("cat", "cat", "dog")], {}, "row 0: the two texts of every row are the same"),
+        ("pairs", [("cat", "dog"), ("cat ", "bee")], {}, "row 0: all 2 rows have this query"),
+        ("pairs", [("owl", "dog"), ("cow", "dog")], {}, "row 0: all 2 rows have this document"),
         ("pairs", PAIRS, {"embedding": EmbeddingConfig(loss=CoSENT())}, "cosent needs scores"),
         ("similarity", PAIRS, {"embedding": EmbeddingConfig(loss=MarginMSE())}, "needs negatives"),
-        ("pairs", PAIRS, {"phases": (PhaseConfig(global_batch_size=1),)}, "needs negatives"),
+        ("pairs", PAIRS, {"phases": (PhaseConfig(global_batch_size=1),)}, "use at least 2"),
         ("pairs", PAIRS, {"phases": (PhaseConfig(global_batch_size=4),)}, "3 rows are fewer than"),
         ("pairs", PAIRS, {}, "row 9: 1 rows of dev are also in the training rows, by their query"),
         ("similarity", PAIRS, {}, "by both texts"),
@@ -243,6 +247,21 @@ def test_rows_and_options_that_teach_nothing_are_refused(kind, rows, changes, me
     with pytest.raises(UsageError, match=message):
         train = task.usable([row(number, *texts) for number, texts in enumerate(rows)])
         task.check(config, train, {"dev": [row(8, "bee", "cat"), row(9, "cat", " dog")]})
+
+
+def test_rows_with_one_text_twice_are_named(our_messages):
+    task = task_of(TASKS["pairs"].spec)
+    rows = [row(number, *texts) for number, texts in enumerate([*PAIRS, ("cow", "cow ")])]
+    assert task.usable(rows) == rows
+    (message,) = our_messages()
+    assert message == "row 3: 1 of 4 training rows have the same text twice"
+
+
+def test_slices_of_a_loss_that_a_task_lacks_are_refused(encoder, tmp_path, capsys):
+    train = write(tmp_path / "train.jsonl", [{"q": q, "d": d} for q, d in PAIRS])
+    options = [*_PAIRS, "--train", train, "--dev", train, "--set", "compute.loss_slices=2"]
+    assert finetune(encoder, tmp_path / "run", *options) == 2
+    assert "compute.loss_slices: a task has no loss over the vocab" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("label", ["[1, 2]", "[1, NaN, 2]", '[1, "a", 2]', "3", "x"])
