@@ -37,6 +37,8 @@ _MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+# Our field of `_SETTINGS`: the numbers of columns that were trained. Other readers ignore it.
+_TRAINED = "matryoshka_dims"
 _HINT = "is this a directory of sentence-transformers?"
 
 Step = Callable[[np.ndarray], np.ndarray]
@@ -92,7 +94,7 @@ class EmbeddingRecipe:
         if prompt and not self.pools_prompt:
             raise UsageError(
                 f"include_prompt is false in {_FOLDER}/config.json: pooling without the tokens of "
-                f"the prompt {prompt!r} is not supported"
+                f"the prompt {prompt!r} is not supported; set it to true to pool them as well"
             )
         return dataclasses.replace(self, prompt=prompt)
 
@@ -104,7 +106,7 @@ class EmbeddingRecipe:
         """
         dims = self.dims if dims is None else dims
         if dims is not None and not 1 <= dims <= width:
-            raise UsageError(f"`dims` {dims}: the vectors have {width} columns")
+            raise UsageError(f"`dims` {dims}: the vectors have {width} columns; use 1 to {width}")
         if dims and self.trained_dims and dims not in self.trained_dims:
             known = ", ".join(map(str, self.trained_dims))
             note_once(f"`dims` {dims}: the run trained vectors of {known} columns (embedding.dims)")
@@ -156,6 +158,7 @@ def write(directory: Path, recipe: EmbeddingRecipe, *, width: int) -> None:
     text-embeddings-inference (router/src/lib.rs, `PoolConfig` and `STConfig`).
     `embedding_dimension` is omitted, because earlier releases reject it.
     """
+    trained = recipe.trained_dims or ()
     stages = [("Transformer", ""), ("Pooling", _FOLDER)]
     if NORMALIZE in recipe.steps:
         stages.append(("Normalize", "2_Normalize"))  # without settings, so without a folder
@@ -176,6 +179,7 @@ def write(directory: Path, recipe: EmbeddingRecipe, *, width: int) -> None:
             "prompts": dict(recipe.prompts),
             "similarity_fn_name": "cosine" if NORMALIZE in recipe.steps else recipe.similarity,
             **({} if recipe.dims is None else {"truncate_dim": recipe.dims}),
+            **({} if len(trained) < 2 else {_TRAINED: list(trained)}),
         },
     }
     (directory / _FOLDER).mkdir()
@@ -211,6 +215,7 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
     prompts, prompt = _prompts(of_vectors, directory / _SETTINGS)
     recipe = EmbeddingRecipe(
         dims=_dims(of_vectors, directory / _SETTINGS),
+        trained_dims=_trained_dims(of_vectors, directory / _SETTINGS),
         similarity=str(of_vectors.get("similarity_fn_name") or "cosine"),
         length=length or _tokenizer_length(encoder),
         lowercase=bool(settings.get("do_lower_case")),
@@ -282,6 +287,16 @@ def _dims(settings: dict[str, Any], path: Path) -> int | None:
     if dims is not None and (type(dims) is not int or dims < 1):
         raise UsageError(f"{path}: truncate_dim is {brief(dims)}; expected a positive integer")
     return dims
+
+
+def _trained_dims(settings: dict[str, Any], path: Path) -> tuple[int, ...] | None:
+    """Returns the numbers of columns that were trained; None if they are unknown."""
+    dims = settings.get(_TRAINED)
+    if dims is None:
+        return None
+    if not isinstance(dims, list) or not all(type(dim) is int and dim > 0 for dim in dims):
+        raise UsageError(f"{path}: {_TRAINED} is {brief(dims)}; expected a list of integers")
+    return tuple(dims)
 
 
 def _tokenizer_length(encoder: Path) -> int | None:

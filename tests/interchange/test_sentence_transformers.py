@@ -62,6 +62,13 @@ def test_a_prompt_that_is_none_of_its_own(layout, name):
         sentence_transformers.read(home)
 
 
+def test_trained_dims_are_a_list_of_integers(layout):
+    home = layout(("Pooling", {}))
+    (home / "config_sentence_transformers.json").write_text('{"matryoshka_dims": "64"}')
+    with pytest.raises(UsageError, match="matryoshka_dims is '64'; expected a list"):
+        sentence_transformers.read(home)
+
+
 _FORMULAS = {
     "cls": lambda states: states[0],
     "max": lambda states: states.max(axis=0),
