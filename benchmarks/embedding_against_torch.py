@@ -191,7 +191,7 @@ def step(arguments) -> None:
             learning_rate=arguments.learning_rate,
             overrides=("optimizer.bias_correction=true",),
         )
-        config = _config(source, data, settings)
+        config = _config(source, data, settings, length=settings.length)
         state, features = _beginning(config, source).to_mesh(mesh), data.train.features
         batches = training_batches(features, config, mesh)
         compiled, objective, layout = {}, PairObjective(), sharding.batch_sharding(mesh)
