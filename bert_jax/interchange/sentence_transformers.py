@@ -215,7 +215,7 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
     prompts, prompt = _prompts(of_vectors, directory / _SETTINGS)
     recipe = EmbeddingRecipe(
         dims=_dims(of_vectors, directory / _SETTINGS),
-        trained_dims=_trained_dims(of_vectors, directory / _SETTINGS),
+        trained_dims=_trained_dims(of_vectors),
         similarity=str(of_vectors.get("similarity_fn_name") or "cosine"),
         length=length or _tokenizer_length(encoder),
         lowercase=bool(settings.get("do_lower_case")),
@@ -289,14 +289,13 @@ def _dims(settings: dict[str, Any], path: Path) -> int | None:
     return dims
 
 
-def _trained_dims(settings: dict[str, Any], path: Path) -> tuple[int, ...] | None:
-    """Returns the numbers of columns that were trained; None if they are unknown."""
+def _trained_dims(settings: dict[str, Any]) -> tuple[int, ...] | None:
+    """Returns the numbers of columns that were trained; None if they are unknown, or if another
+    program has written something else under this name.
+    """
     dims = settings.get(_TRAINED)
-    if dims is None:
-        return None
-    if not isinstance(dims, list) or not all(type(dim) is int and dim > 0 for dim in dims):
-        raise UsageError(f"{path}: {_TRAINED} is {brief(dims)}; expected a list of integers")
-    return tuple(dims)
+    is_ours = isinstance(dims, list) and all(type(dim) is int and dim > 0 for dim in dims)
+    return tuple(dims) if is_ours else None
 
 
 def _tokenizer_length(encoder: Path) -> int | None:

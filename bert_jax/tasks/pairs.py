@@ -122,7 +122,8 @@ class PairTask(Task):
                     f"{name}: {count:,} rows are fewer than a batch of {size} (`batch_size`), and "
                     "a batch has rows of one source; use a smaller batch, or one file"
                 )
-            if documents == 1 and not loss.needs_scores:
+            # Without masks, a repeated text is a negative of itself.
+            if documents == 1 and getattr(loss, "mask_duplicates", False):
                 _require_negatives([row for row in train if row.source == name])
         compared = 2 if self.is_similarity else 1
         seen = {_plain(row)[:compared] for row in train}

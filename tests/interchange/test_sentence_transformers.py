@@ -62,11 +62,12 @@ def test_a_prompt_that_is_none_of_its_own(layout, name):
         sentence_transformers.read(home)
 
 
-def test_trained_dims_are_a_list_of_integers(layout):
+@pytest.mark.parametrize(("written", "read"), [([64, 8], (64, 8)), ("64", None), ([0], None)])
+def test_trained_dims_are_a_list_of_positive_integers(layout, written, read):
     home = layout(("Pooling", {}))
-    (home / "config_sentence_transformers.json").write_text('{"matryoshka_dims": "64"}')
-    with pytest.raises(UsageError, match="matryoshka_dims is '64'; expected a list"):
-        sentence_transformers.read(home)
+    settings = json.dumps({"matryoshka_dims": written})
+    (home / "config_sentence_transformers.json").write_text(settings)
+    assert sentence_transformers.read(home).trained_dims == read
 
 
 _FORMULAS = {
