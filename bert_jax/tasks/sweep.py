@@ -26,6 +26,7 @@ from bert_jax.config.resume import differences, is_within
 from bert_jax.config_checks import validate
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
+from bert_jax.inference.embed import recipe_of
 from bert_jax.interchange import huggingface
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import note
@@ -62,7 +63,7 @@ _NOT_HERE = {
     "objective": _PRETRAINING,
     "model": "the checkpoint decides the model, except for dropout, initializer_range and "
     "classifier_pooling",
-    "head": _TASK,
+    "head": "the task sets it, except for the pooling of text pairs; remove the override",
     **{f"data.{name}": _PRETRAINING for name in fields_of(DataConfig) if name not in _MIXING},
     "embedding.query_prompt": "use `query_prompt`",
     "embedding.document_prompt": "use `document_prompt`",
@@ -157,13 +158,16 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings, *, length: 
         # Retrieval is scored on any number of rows. A row costs at most half of a row of an update.
         held_out = sum(len(split.rows) for split in data.dev.values())
         every = max(every, math.ceil(held_out / 2 / run.batch_size / _EVALUATION_SHARE))
+    head = huggingface.with_classifier(source.config.model, source.config.head, data.task.head())
+    if "embedding" in head.parts:
+        head = dataclasses.replace(head, pooling=recipe_of(source).pooling)
     config = TrainConfig(
         name=data.task.spec.name,
         seed=run.seed,
         # Without an ELECTRA's generator.
         model=source.config.model.with_generator_of(ModelConfig()),
-        head=huggingface.with_classifier(source.config.model, source.config.head, data.task.head()),
-        compute=source.config.compute,
+        head=head,
+        compute=dataclasses.replace(source.config.compute, loss_slices=1),
         embedding=data.task.embedding(),
         optimizer=OptimizerConfig(
             learning_rate=run.learning_rate, warmup_steps=int(WARMUP * steps)
@@ -181,11 +185,12 @@ def _config(source: LoadedCheckpoint, data: TaskData, run: Settings, *, length: 
         log_every_steps=max(1, steps // 200),
     )
     changed = config_loader.override(config, list(run.overrides))
+    free = [f"model.{name}" for name in TRAINING_FIELDS]
+    free += ["head.pooling"] if "embedding" in head.parts else []
     # `differences` also names the items of a list that has become shorter.
     for path, _, _ in differences(flatten(config), flatten(changed)):
         for section, reason in _NOT_HERE.items():
-            is_free = is_within(path, [f"model.{name}" for name in TRAINING_FIELDS])
-            if is_within(path, [section]) and not is_free:
+            if is_within(path, [section]) and not is_within(path, free):
                 raise UsageError(f"override {path}: {reason}")
     dev = {name: split.rows for name, split in data.dev.items()}
     data.task.check(validate(changed), data.train.rows, dev)

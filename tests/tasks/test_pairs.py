@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,9 @@ from bert_jax.data.tasks.tables import TextRow
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.inference.embed import embed
-from bert_jax.objectives.pair_losses import CoSENT, MarginMSE
+from bert_jax.interchange import sentence_transformers
+from bert_jax.interchange.sentence_transformers import EmbeddingRecipe
+from bert_jax.objectives.pair_losses import CoSENT, InfoNCE, MarginMSE
 from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.registry import TASKS
 from bert_jax.tasks.finetune import Settings, _rows_of_steps
@@ -32,6 +35,7 @@ _FAST = ["--max-length", "16", "--batch-size", "8", "--learning-rate", "2e-3", "
 _FAST += ["--set", "optimizer.bias_correction=true", "--set", "evaluation.every_steps=0"]
 _FAST += ["--seed", "1"]
 _PAIRS = ["--task", "pairs", "--text-column", "q", "--text-column", "d"]
+UNMASKED = EmbeddingConfig(loss=InfoNCE(mask_duplicates=False))
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +228,22 @@ def test_evaluations_take_at_most_a_tenth_of_the_time(encoder, tmp_path):
 PAIRS = [("cat", "dog"), ("where is the cat", "in rome"), ("bird", "tree")]
 
 
+def test_the_pooling_is_that_of_the_directory_unless_it_is_set(encoder, tmp_path):
+    home = shutil.copytree(encoder, tmp_path / "cls")
+    sentence_transformers.write(home, EmbeddingRecipe(pooling="cls"), width=32)
+    source = load_checkpoint(home)
+    train = write(tmp_path / "train.jsonl", [{"q": q, "d": d} for q, d in PAIRS])
+    spec = replace(TASKS["pairs"].spec, text_columns=("q", "d"))
+    words = load_tokenizer(source.tokenizer)
+    dev = write(tmp_path / "dev.jsonl", [{"q": "a bee", "d": "a tree"}])
+    data = load_task(spec, Sources(train=train, dev=str(dev)), words, length=16)
+    for overrides, pooling in (((), "cls"), (("head.pooling=max",), "max")):
+        settings = Settings(batch_size=2, overrides=overrides)
+        assert _config(source, data, settings, length=16).head.pooling == pooling
+    with pytest.raises(UsageError, match=r"override head\.labels"):
+        _config(source, data, Settings(overrides=('head.labels=["a"]',)), length=16)
+
+
 @pytest.mark.parametrize(
     ("kind", "rows", "changes", "message"),
     [
@@ -232,6 +252,7 @@ PAIRS = [("cat", "dog"), ("where is the cat", "in rome"), ("bird", "tree")]
         ("pairs", [("cat", "cat", "dog")], {}, "row 0: the two texts of every row are the same"),
         ("pairs", [("cat", "dog"), ("cat ", "bee")], {}, "row 0: all 2 rows have this query"),
         ("pairs", [("owl", "dog"), ("cow", "dog")], {}, "row 0: all 2 rows have this document"),
+        ("pairs", [("cat", "dog"), ("cat", "bee")], {"embedding": UNMASKED}, "by their query"),
         ("pairs", PAIRS, {"embedding": EmbeddingConfig(loss=CoSENT())}, "cosent needs scores"),
         ("similarity", PAIRS, {"embedding": EmbeddingConfig(loss=MarginMSE())}, "needs negatives"),
         ("pairs", PAIRS, {"phases": (PhaseConfig(global_batch_size=1),)}, "use at least 2"),
