@@ -5,7 +5,7 @@ part of it at a time.
 """
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -39,14 +39,8 @@ class Offsets:
     def __len__(self) -> int:
         return self.size
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> np.ndarray: ...
-
-    def __getitem__(self, index: int | slice) -> int | np.ndarray:
-        """Returns one offset, or consecutive ones as an array (a slice without a step)."""
+    def __getitem__(self, index: Any) -> Any:
+        """Returns one offset as an integer, or those of a slice without a step as an array."""
         if not isinstance(index, slice):
             at = range(self.size)[index]
             return int(self[at : at + 1][0])

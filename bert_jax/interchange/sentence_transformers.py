@@ -294,8 +294,9 @@ def _trained_dims(settings: dict[str, Any]) -> tuple[int, ...] | None:
     program has written something else under this name.
     """
     dims = settings.get(_TRAINED)
-    is_ours = isinstance(dims, list) and all(type(dim) is int and dim > 0 for dim in dims)
-    return tuple(dims) if is_ours else None
+    if isinstance(dims, list) and all(type(dim) is int and dim > 0 for dim in dims):
+        return tuple(dims)
+    return None
 
 
 def _tokenizer_length(encoder: Path) -> int | None:
