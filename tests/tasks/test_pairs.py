@@ -115,7 +115,9 @@ def test_pairs_are_learned_scored_and_exported_with_their_prompts(encoder, tmp_p
     texts = tmp_path / "texts.txt"
     texts.write_text("where is the cat\nthe cat lives in rome .\n")
     export = ["export", str(tmp_path / "run"), "--output-dir", str(tmp_path / "st")]
+    capsys.readouterr()
     assert main(export) == 0
+    assert f'SentenceTransformer("{tmp_path / "st"}")' in capsys.readouterr().out
     settings = json.loads((tmp_path / "st/config_sentence_transformers.json").read_text())
     assert settings["prompts"] == {"query": "who ", "document": "a "}
     assert settings["matryoshka_dims"] == [32, 16]

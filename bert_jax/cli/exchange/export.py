@@ -61,6 +61,7 @@ def run(options: ExportOptions) -> None:
     require_place_for(is_directory=True, output=options.output)
     from bert_jax.interchange.electra_pair import FOLDER
     from bert_jax.interchange.family import class_of
+    from bert_jax.interchange.sentence_transformers import MODULES
     from bert_jax.interchange.tf1 import NAME
     from bert_jax.pretrained.export import export_checkpoint
     from bert_jax.progress import note
@@ -115,7 +116,7 @@ def run(options: ExportOptions) -> None:
         kind = {"ForPreTraining": "ForMaskedLM", "Model": ""}.get(kind, kind)
     loader = f"transformers.AutoModel{kind}"
     print(f'load it with\n  {loader}.from_pretrained("{options.output}")')
-    if options.pooling is not None:
+    if (options.output / MODULES).is_file():
         print(f'embed texts with\n  sentence_transformers.SentenceTransformer("{options.output}")')
     if "generator" in written.head.parts:
         inside = f"{options.output}/{FOLDER}"
