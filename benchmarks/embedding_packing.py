@@ -6,7 +6,7 @@ PAIRS has objects with `query` and `positive`; MODEL is any encoder. Both sides 
 on the same pairs with InfoNCE in turns, without dropout, so that their losses are equal. One side
 has the rows of `bert-jax finetune --task pairs`, which several texts share; the other has a row for
 each text, padded to the longest text of the batch. Prints tokens per second without padding, and
-the share of the computed tokens that are no padding.
+the share of computed tokens without padding.
 """
 
 import argparse
@@ -34,12 +34,12 @@ NO_DROPOUT = ("model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob
 
 
 def up(lengths: np.ndarray) -> np.ndarray:
-    """Returns multiples of 8, as all rows have."""
+    """Returns lengths rounded up to multiples of 8, the widths of rows."""
     return -(-lengths // 8) * 8
 
 
 def one_text_per_row(features: Features, rows: np.ndarray, *, pad: int) -> dict[str, np.ndarray]:
-    """Returns the batch of examples with each of their texts in a row of its own."""
+    """Returns a batch of the examples with one row per text."""
     assert features.text_lengths is not None
     lengths = features.text_lengths[rows]
     begins = np.cumsum(lengths, axis=1) - lengths

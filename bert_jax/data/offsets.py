@@ -40,7 +40,7 @@ class Offsets:
         return self.size
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns one offset as an integer, or those of a slice without a step as an array."""
+        """Returns one offset as an integer, or the offsets of a slice with step 1 as an array."""
         if not isinstance(index, slice):
             at = range(self.size)[index]
             return int(self[at : at + 1][0])
