@@ -13,7 +13,8 @@ import numpy as np
 from bert_jax.data.matching.identity import identify
 from bert_jax.data.tasks.tables import TextRow
 from bert_jax.errors import UsageError
-from bert_jax.inference.retrieve import DOCUMENT_PROMPTS, QUERY_PROMPTS, search, text_vectors
+from bert_jax.inference.retrieve import search, text_vectors
+from bert_jax.interchange.sentence_transformers import DOCUMENT_PROMPTS, QUERY_PROMPTS
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import note
 

@@ -24,10 +24,6 @@ from bert_jax.model.sharding import AXES
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import Progress
 
-# The names of the prompts that are looked for, as in `encode_query` and `encode_document` of
-# sentence-transformers 6.2 (sentence_transformer/model.py).
-QUERY_PROMPTS = ("query",)
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 # Texts that are encoded at a time: the ids of 16,384 texts of 512 tokens take 64 MiB.
 _TEXTS = 1 << 14
 # A tile of scores: 1,024 queries and 16,384 documents are 64 MiB of float32.
@@ -69,8 +65,7 @@ class Embedder:
         `prompts` are names: the first that the recipe has is the prompt before each text. Raises
         UsageError for a prompt that is not supported; the texts are encoded one part at a time.
         """
-        name = next((name for name in prompts if name in self._recipe.prompts), None)
-        return self._parts(texts, self._recipe.with_prompt(name))
+        return self._parts(texts, self._recipe.with_first_prompt(prompts))
 
     def _parts(self, texts: Sequence[str], recipe: EmbeddingRecipe) -> Iterator[EncodedTexts]:
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))

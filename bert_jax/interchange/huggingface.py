@@ -256,6 +256,15 @@ def _table(
     return pooled or family.names, classifier
 
 
+def is_generator(directory: Path) -> bool:
+    """Returns whether a directory holds the generator of an ELECTRA and no discriminator."""
+    path = directory / CONFIG
+    if not path.is_file():
+        return False
+    classes = name_map.read_json(path, hint=_HINT).get("architectures") or []
+    return "ElectraForMaskedLM" in classes
+
+
 def declared_pad(directory: Path) -> int | None:
     """Returns the padding id in a directory's `config.json`, if it has one."""
     if not (directory / CONFIG).is_file():

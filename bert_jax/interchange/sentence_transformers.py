@@ -11,7 +11,7 @@ Dims: N texts, W width of an embedding.
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +25,10 @@ from bert_jax.progress import note_once
 
 MODULES = "modules.json"
 POOLINGS = ("mean", "cls", "max", "lasttoken")
+# The names of the prompts that are looked for, as in `encode_query` and `encode_document` of
+# sentence-transformers 6.2 (sentence_transformer/model.py).
+QUERY_PROMPTS = ("query",)
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 _FOLDER = "1_Pooling"
 _ENCODER = "sentence_bert_config.json"
 _SETTINGS = "config_sentence_transformers.json"
@@ -97,6 +101,10 @@ class EmbeddingRecipe:
                 f"the prompt {prompt!r} is not supported; set it to true to pool them as well"
             )
         return dataclasses.replace(self, prompt=prompt)
+
+    def with_first_prompt(self, names: Sequence[str]) -> Self:
+        """Returns the recipe with the first prompt of these names that it has, if it has one."""
+        return self.with_prompt(next((name for name in names if name in self.prompts), None))
 
     def with_dims(self, dims: int | None, *, width: int) -> "EmbeddingRecipe":
         """Returns the recipe that keeps the first `dims` columns of vectors with `width` columns,

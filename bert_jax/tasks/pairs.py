@@ -151,20 +151,20 @@ class PairTask(Task):
         return EmbeddingConfig(
             loss=loss,
             similarity=similarity,
-            query_prompt=self.spec.query_prompt,
-            document_prompt=self.spec.document_prompt,
+            query_prompt=self.spec.query_prompt or "",
+            document_prompt=self.spec.document_prompt or "",
         )
 
     def encode(
         self, rows: Sequence[TextRow], tokenizer: Tokenizer, *, length: int, labelled: bool
     ) -> Encoded:
         documents = len(rows[0].texts) - 1
-        prompts = (self.spec.query_prompt, *[self.spec.document_prompt] * documents)
+        query, document = self.spec.query_prompt or "", self.spec.document_prompt or ""
         found = encode_examples(
             rows,
             tokenizer,
             length=length,
-            prompts=prompts,
+            prompts=(query, *[document] * documents),
             remedy=LONGER if labelled else LONGER_TRAINED,
         )
         if labelled:

@@ -28,6 +28,7 @@ from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.inference.embed import recipe_of
 from bert_jax.interchange import huggingface
+from bert_jax.interchange.sentence_transformers import DOCUMENT_PROMPTS, NORMALIZE, QUERY_PROMPTS
 from bert_jax.pretrained.load import LoadedCheckpoint, load_checkpoint
 from bert_jax.progress import note
 from bert_jax.registry import TASK_KINDS, TASKS
@@ -106,7 +107,7 @@ def finetune(
         if length is None:
             most = source.config.model.max_position_embeddings
             length = min(TASK_KINDS[task.kind].default_length, most)
-        data = load_task(task, sources, tokenizer, length=length)
+        data = load_task(_with_prompts(task, source), sources, tokenizer, length=length)
         place, seeds = location.at(workdir), range(settings.seed, settings.seed + settings.seeds)
         if len(seeds) > 1 and distributed.broadcast_from_main(
             lambda: int(run_directory.CONFIG in place.names())
@@ -128,6 +129,24 @@ def finetune(
             place.write_text("results.json", json.dumps(summary, indent=2) + "\n")
             place.write_text("results.md", results.markdown(summary))
     return summary
+
+
+def _with_prompts(task: TaskSpec, source: LoadedCheckpoint) -> TaskSpec:
+    """Returns a task of texts that belong together with the prompts of the checkpoint in place of
+    those that are None. The texts of `similarity` have the same kind: the default prompt.
+    """
+    if task.kind not in ("pairs", "similarity"):
+        return task
+    recipe, found = recipe_of(source), {}
+    for side, names in (("query_prompt", QUERY_PROMPTS), ("document_prompt", DOCUMENT_PROMPTS)):
+        if getattr(task, side) is None:
+            names = names if task.kind == "pairs" else ()
+            found[side] = recipe.with_first_prompt(names).prompt
+            if found[side]:
+                note(f"`{side}` is that of the checkpoint: {found[side]!r}")
+    if dense := [name for name, _ in recipe.steps if name != NORMALIZE[0]]:
+        note(f"{source.directory}: {', '.join(dense)} after the pooling is not trained or exported")
+    return dataclasses.replace(task, **found)
 
 
 def _require_fitting(settings: Settings, source: LoadedCheckpoint) -> None:

@@ -61,9 +61,9 @@ class TaskSpec:
     # answer's by more than this.
     with_unanswerable: bool = False
     null_threshold: float = 0.0
-    # For pairs: text before each query and before each document.
-    query_prompt: str = ""
-    document_prompt: str = ""
+    # For pairs: text before each query and before each document; None: that of the checkpoint.
+    query_prompt: str | None = None
+    document_prompt: str | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -19,15 +19,13 @@ from bert_jax.data.tasks.tables import TextRow, read_rows
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.inference.retrieval_scores import DEEPEST, FIGURES, retrieval_scores
-from bert_jax.inference.retrieve import (
+from bert_jax.inference.retrieve import Embedder, bm25_search, search, text_vectors
+from bert_jax.interchange.sentence_transformers import (
     DOCUMENT_PROMPTS,
     QUERY_PROMPTS,
-    Embedder,
-    bm25_search,
-    search,
-    text_vectors,
+    EmbeddingRecipe,
+    recipe_of_run,
 )
-from bert_jax.interchange.sentence_transformers import EmbeddingRecipe, recipe_of_run
 from bert_jax.model.flops import encoder_flops
 from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import note

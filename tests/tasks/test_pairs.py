@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.__main__ import main
-from bert_jax.config import DataConfig, EmbeddingConfig, PhaseConfig, TrainConfig
+from bert_jax.config import DataConfig, EmbeddingConfig, HeadConfig, PhaseConfig, TrainConfig
 from bert_jax.data.pairs.texts import places_of_texts
 from bert_jax.data.tasks.encode_rows import arrays_of
 from bert_jax.data.tasks.examples import encode_examples
@@ -21,11 +21,11 @@ from bert_jax.inference.embed import embed
 from bert_jax.interchange import sentence_transformers
 from bert_jax.interchange.sentence_transformers import EmbeddingRecipe
 from bert_jax.objectives.pair_losses import CoSENT, InfoNCE, MarginMSE
-from bert_jax.pretrained.load import load_checkpoint
+from bert_jax.pretrained.load import load_checkpoint, with_parts
 from bert_jax.registry import TASKS
 from bert_jax.tasks.finetune import Settings, _rows_of_steps
 from bert_jax.tasks.predict import Predictor
-from bert_jax.tasks.sweep import _config
+from bert_jax.tasks.sweep import _config, _with_prompts
 from bert_jax.tasks.task import Sources, task_of
 from bert_jax.tasks.task_data import load_task
 from bert_jax.workdir import log_reader
@@ -246,6 +246,25 @@ def test_the_pooling_is_that_of_the_directory_unless_it_is_set(encoder, tmp_path
         _config(source, data, Settings(overrides=('head.labels=["a"]',)), length=16)
 
 
+def test_prompts_are_those_of_the_directory_unless_they_are_given(encoder, tmp_path):
+    home = shutil.copytree(encoder, tmp_path / "prompts")
+    recipe = EmbeddingRecipe(prompts={"query": "q: ", "passage": "p: ", "all": "a: "})
+    sentence_transformers.write(home, recipe, width=32)
+    file = home / "config_sentence_transformers.json"
+    described = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(described | {"default_prompt_name": "all"}))
+    source = load_checkpoint(home)
+    for name, given, expected in (
+        ("pairs", {}, ("q: ", "p: ")),
+        ("pairs", {"query_prompt": "", "document_prompt": "d: "}, ("", "d: ")),
+        ("similarity", {}, ("a: ", "a: ")),
+    ):
+        spec = _with_prompts(replace(TASKS[name].spec, **given), source)
+        assert (spec.query_prompt, spec.document_prompt) == expected
+    spec = TASKS["text"].spec
+    assert _with_prompts(spec, source) is spec
+
+
 @pytest.mark.parametrize(
     ("kind", "rows", "changes", "message"),
     [
@@ -285,6 +304,19 @@ def test_slices_of_a_loss_that_a_task_lacks_are_refused(encoder, tmp_path, capsy
     options = [*_PAIRS, "--train", train, "--dev", train, "--set", "compute.loss_slices=2"]
     assert finetune(encoder, tmp_path / "run", *options) == 2
     assert "compute.loss_slices: a task has no loss over the vocab" in capsys.readouterr().err
+
+
+def test_embeddings_do_not_start_from_a_generator(encoder, tmp_path):
+    home = shutil.copytree(encoder, tmp_path / "generator")
+    file = home / "config.json"
+    described = json.loads(file.read_text(encoding="utf-8"))
+    assert "ElectraForMaskedLM" not in described["architectures"]
+    source = load_checkpoint(home)
+    config = replace(source.config, head=HeadConfig(parts=("embedding",)))
+    assert set(with_parts(source, config)[0]) == {"encoder"}
+    file.write_text(json.dumps(described | {"architectures": ["ElectraForMaskedLM"]}))
+    with pytest.raises(UsageError, match="is the generator of an ELECTRA"):
+        with_parts(source, config)
 
 
 @pytest.mark.parametrize("label", ["[1, 2]", "[1, NaN, 2]", '[1, "a", 2]', "3", "x"])

@@ -56,8 +56,14 @@ class TaskRowsOptions(TableFormat):
         "COLUMN: column of the label, of the tag (--task ner with --columns), or of the teacher "
         "scores, one per document (--task pairs) (default: label; none for pairs)",
     )
-    query_prompt: str = setting("", "TEXT: put this before each first text (pairs, similarity)")
-    document_prompt: str = setting("", "TEXT: put this before the other texts (pairs, similarity)")
+    query_prompt: str | None = setting(
+        None,
+        "TEXT: put this before each first text of pairs (default: the checkpoint's prompt)",
+    )
+    document_prompt: str | None = setting(
+        None,
+        "TEXT: put this before the other texts of pairs (default: the checkpoint's prompt)",
+    )
     regression: bool = setting(False, "the label is a number (--task text)")
     on_bad_record: Literal["stop", "skip"] = setting(
         "stop",
