@@ -28,7 +28,7 @@ from bert_jax_lab.probes.held_out import readable_sentences
 from bert_jax_lab.probes.probe import Probe, ProbeResult
 
 # Copies per batch. The output of each is as wide as the vocabulary, for one position.
-_BATCH = 64
+_BATCH = 256
 # The number of held-out sentences, one per document.
 _SENTENCES = 64
 
@@ -112,9 +112,10 @@ class PseudoPerplexity:
         places = np.array([place for _, place in copies], np.int32)
         batch["mlm_positions"] = places[chosen, None]
         targets = [encoded[number][place] for number, place in copies]
-        logits = self._forward.batch(self._source.params, batch)[: len(copies), 0]
-        logits = logits[:, : self._choices].astype(np.float64)
-        return logits[np.arange(len(copies)), targets] - np.logaddexp.reduce(logits, axis=-1)
+        logits = self._forward.batch(self._source.params, batch)[: len(copies), 0, : self._choices]
+        logits = logits - logits.max(axis=-1, keepdims=True)
+        chosen = logits[np.arange(len(copies)), targets].astype(np.float64)
+        return chosen - np.log(np.exp(logits).sum(axis=-1, dtype=np.float64))
 
     def _end_of_word(self, ids: list[int], place: int) -> int:
         """Returns the index after the last token that is masked together with the token at
