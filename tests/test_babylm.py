@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from bert_jax.__main__ import main
+from bert_jax.config import flatten
+from bert_jax.config.resume import differences
+from bert_jax_lab.studies.study import config_of, load_study
 from tests import tiny_corpus
 from tests.paths import ROOT
 
@@ -93,6 +96,18 @@ def test_the_files_of_babylm_are_taken_whole(tmp_path):
     run("corpus", folder, "--words", 10_000, "--output-dir", tmp_path / "text")
     assert words_of(tmp_path / "text" / "train") == 900 * 8
     assert words_of(tmp_path / "text" / "validation") == 90
+
+
+def test_the_study_changes_one_thing_at_a_time(monkeypatch):
+    monkeypatch.delenv("BLIMP", raising=False)
+    study = load_study(str(_FOLDER / "ablations.py"))
+    assert study.probes == ()
+    first, *others = (config_of(study, variant, 0) for variant in study.variants)
+    assert first.model.num_hidden_layers == 2
+    for other in others:
+        changed = {path for path, _, _ in differences(flatten(first), flatten(other))}
+        # A mask rate also determines how many predictions a row has room for.
+        assert len(changed - {"name", "phases.0.max_predictions"}) == 1
 
 
 @pytest.mark.full

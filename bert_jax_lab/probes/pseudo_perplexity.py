@@ -27,8 +27,8 @@ from bert_jax.pretrained.load import LoadedCheckpoint, require_parts
 from bert_jax_lab.probes.held_out import readable_sentences
 from bert_jax_lab.probes.probe import Probe, ProbeResult
 
-# Copies per batch. The output of each is as wide as the vocabulary, for one position.
-_BATCH = 256
+# Copies per batch at most, and logits per batch: a copy has one for each token of the vocabulary.
+_BATCH, _LOGITS = 256, 2**23
 # The number of held-out sentences, one per document.
 _SENTENCES = 64
 
@@ -53,7 +53,8 @@ class PseudoPerplexity:
         self._source, self._tokenizer = source, tokenizer
         self._begins = begins_word(tokenizer)
         config = in_float32(source.config)
-        self._forward = Forward(config, "mlm_logits", batch_size=_BATCH, mesh=source.mesh)
+        size = max(1, min(_BATCH, _LOGITS // config.model.vocab_size))
+        self._forward = Forward(config, "mlm_logits", batch_size=size, mesh=source.mesh)
 
     def score(self, texts: Sequence[str]) -> list[PseudoLikelihood]:
         """Returns the scores of texts, in their order.
