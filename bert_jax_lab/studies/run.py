@@ -201,6 +201,8 @@ def _make(plan: StudyPlan, run: StudyRun, execute: Execute, held: int, where: st
         corpus_tasks.write_rows(plan.corpus, run.rule, run.folder)
         outcome = Outcome(0)
     else:
+        if run.probes:  # `probe` writes a file into a directory that exists
+            run.folder.mkdir(parents=True, exist_ok=True)
         outcome = execute(run, held, lambda line: note(f"{where}: {line}"))
     if outcome.code and (outcome.stopped_by or outcome.code in _STOPPING):
         raise _stopped(run, outcome)

@@ -19,6 +19,7 @@ import pytest
 import bert_jax
 from bert_jax import file_lock
 from bert_jax.__main__ import main
+from bert_jax.cli.options import require_place_for
 from bert_jax.cli.usage import command_parser
 from bert_jax.config import OptimizerConfig, PhaseConfig
 from bert_jax.data.corpus.prepare import prepare
@@ -106,6 +107,8 @@ class Pretended:
         outcome = self.outcomes.get(run.name, Outcome(0))
         if outcome.code:
             return outcome
+        if run.probes:
+            require_place_for(output=run.folder / PROBES_FILE)  # as `bert-jax probe` does
         run.folder.mkdir(parents=True, exist_ok=True)
         if run.config is not None:
             loss, end = self.loss(run), run.config.total_steps
