@@ -3,9 +3,8 @@
     BLIMP=blimp_filtered bert-jax study examples/babylm/ablations.py \
         --corpus runs/babylm/corpus --workdir runs/ablations
 
-The models have 2 layers of width 128. BLIMP is a file or folder of BLiMP's pairs, on which each
-model is scored: losses compare only between runs with the same masks. Without it, nothing is
-scored.
+The models have 2 layers of width 128. Set BLIMP to a file or folder of BLiMP's pairs, on which each
+model is scored; without it, nothing is scored.
 """
 
 import dataclasses

@@ -13,6 +13,7 @@ from bert_jax.cli.training import evaluate
 from bert_jax.data.tasks.retrieval_sets import read_retrieval_set
 from bert_jax.inference import retrieve
 from bert_jax.inference.forward import Forward
+from bert_jax.interchange import sentence_transformers
 from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.tasks.scores import spearman
 from bert_jax.tasks.vector_scores import Retrieval, score_vectors
@@ -71,11 +72,11 @@ def test_prompts_are_those_of_the_directory(embedder):
     """A query has the prompt "query"; a document the first of "document", "passage", "corpus"."""
     checkpoint, model = load_checkpoint(embedder, allow_missing_heads=True), bert_jax.load(embedder)
     texts = _STORIES[:3]
-    for names, prompt in ((retrieve.QUERY_PROMPTS, "search: "), (("no",), "")):
+    for names, prompt in ((sentence_transformers.QUERY_PROMPTS, "search: "), (("no",), "")):
         (found,) = retrieve.text_vectors(checkpoint, (texts, names))
         expected = normalized(model.embed([prompt + text for text in texts], length=32))
         assert np.allclose(found, expected, atol=1e-6)
-    (found,) = retrieve.text_vectors(checkpoint, (texts, retrieve.DOCUMENT_PROMPTS))
+    (found,) = retrieve.text_vectors(checkpoint, (texts, sentence_transformers.DOCUMENT_PROMPTS))
     assert np.allclose(found, normalized(model.embed([f"answer: {t}" for t in texts], length=32)))
 
 
