@@ -6,9 +6,8 @@
 MODEL is a directory of sentence-transformers. `similarity` trains MODEL with CoSENT on GLUE's STS-B
 (train.tsv.gz, dev.tsv.gz), once per seed on each side, with the same rows, schedule and AdamW, and
 prints Spearman's correlation on the development set. A finished seed in WORKDIR is not trained
-again. `step` times the training step of InfoNCE on both sides, in turns or one of them alone; each
-line of TEXT_FILE is a paragraph. Needs the extra `parity`, and `similarity` the packages `datasets`
-and `accelerate`.
+again. `step` times the training step of InfoNCE on both sides in turns; each line of TEXT_FILE is a
+paragraph. Needs the extra `parity`, and `similarity` the packages `datasets` and `accelerate`.
 """
 
 import argparse
@@ -22,8 +21,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bert_jax.runtime.host_allocator import keep_freed_memory
 
@@ -63,7 +60,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--learning-rate", type=float, default=2e-5)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", choices=("ours", "theirs"), help="a side of `step`, alone")
     parser.add_argument("--sentences", action="store_true", help="query: the first sentence")
     arguments = parser.parse_args()
     arguments.workdir.mkdir(parents=True, exist_ok=True)
@@ -188,88 +184,61 @@ def step(arguments) -> None:
     train = write(arguments.workdir / "pairs.jsonl", rows[: size * 3])
     dev = write(arguments.workdir / "dev.jsonl", rows[size * 3 :])
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
+    spec = dataclasses.replace(TASKS["pairs"].spec, text_columns=("query", "positive"))
     with jax.set_mesh(mesh):
-        sides = {"ours": our_step, "theirs": their_step}
-        sides = {
-            name: make(arguments, rows, size, train=train, dev=dev, mesh=mesh)
-            for name, make in sides.items()
-            if arguments.only in (None, name)
-        }
-        taken = {name: [] for name in sides}
+        source = load_checkpoint(arguments.model, mesh=mesh, allow_missing_heads=True)
+        words = load_tokenizer(source.tokenizer)
+        data = load_task(spec, Sources(train=train, dev=str(dev)), words, length=128)
+        settings = Settings(
+            length=128,
+            batch_size=size,
+            learning_rate=arguments.learning_rate,
+            overrides=("optimizer.bias_correction=true",),
+        )
+        config = _config(source, data, settings, length=settings.length)
+        state, features = _beginning(config, source).to_mesh(mesh), data.train.features
+        batches = training_batches(features, config, mesh)
+        compiled, objective, layout = {}, PairObjective(), sharding.batch_sharding(mesh)
+        theirs = SentenceTransformer(str(arguments.model), device="cpu").train()
+        theirs.max_seq_length = 128
+        loss_of = losses.MultipleNegativesRankingLoss(theirs)
+        optimizer = torch.optim.AdamW(theirs.parameters(), lr=arguments.learning_rate)
+        taken = []
         # Round 0 is not counted: it compiles.
         for number in range(arguments.rounds + 1):
-            chosen = np.arange(number * size, (number + 1) * size) % (size * 3)
-            for name, run in sides.items():
-                seconds, loss, tokens = run(chosen)
-                taken[name].append(seconds)
-                print(
-                    f"round {number}, {name}: {seconds[0]:.2f} s, {seconds[1]:.2f} s of CPU, loss "
-                    f"{loss:.4f}, {tokens:,} tokens with padding",
-                    flush=True,
-                )
-    for name, each in taken.items():
-        wall, of_cpu = np.median(each[1:], axis=0)
-        print(f"{name}: median {wall:.2f} s, {of_cpu:.2f} s of CPU")
+            chosen = np.arange(number * size, (number + 1) * size) % len(features)
+            batch = jax.device_put(batches(chosen), layout)
+            shape = batch["input_ids"].shape
+            if shape not in compiled:
+                lowered = lower_train_step(config, state, batch, objective=objective)
+                compiled[shape] = compile_lowered(lowered)
+            texts = [[rows[i][text] for i in chosen] for text in ("query", "positive")]
+            inputs = [theirs.preprocess(each) for each in texts]
+            marks = [clocks()]
+            state, values = compiled[shape](state, batch)
+            jax.block_until_ready(state)
+            marks.append(clocks())
+            optimizer.zero_grad()
+            loss = loss_of(inputs, None)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+            optimizer.step()
+            marks.append(clocks())
+            taken.append(np.diff(marks, axis=0))
+            tokens = [batch["input_ids"].size, sum(x["input_ids"].numel() for x in inputs)]
+            print(
+                f"round {number}: seconds, CPU seconds {np.round(taken[-1], 2).tolist()}, losses "
+                f"{float(values['loss']):.4f}, {loss.item():.4f}, tokens {tokens} with padding, "
+                f"{features.lengths[chosen].sum()} without",
+                flush=True,
+            )
+    for name, clock in (("seconds", 0), ("CPU seconds", 1)):
+        ours, torchs = np.median(taken[1:], axis=0)[:, clock]
+        print(f"median {name}: ours {ours:.2f}, theirs {torchs:.2f}, ratio {torchs / ours:.2f}")
 
 
-def our_step(arguments, rows: list[dict], size: int, *, train: Path, dev: Path, mesh):
-    """Returns a function of example numbers that trains a step, and returns its wall and CPU
-    seconds, its loss, and the number of tokens.
-    """
-    spec = dataclasses.replace(TASKS["pairs"].spec, text_columns=("query", "positive"))
-    source = load_checkpoint(arguments.model, mesh=mesh, allow_missing_heads=True)
-    words = load_tokenizer(source.tokenizer)
-    data = load_task(spec, Sources(train=train, dev=str(dev)), words, length=128)
-    settings = Settings(
-        length=128,
-        batch_size=size,
-        learning_rate=arguments.learning_rate,
-        overrides=("optimizer.bias_correction=true",),
-    )
-    config = _config(source, data, settings, length=settings.length)
-    state = _beginning(config, source).to_mesh(mesh)
-    batches = training_batches(data.train.features, config, mesh)
-    compiled, layout = {}, sharding.batch_sharding(mesh)
-
-    def run(chosen: np.ndarray) -> tuple[np.ndarray, float, int]:
-        nonlocal state
-        batch = jax.device_put(batches(chosen), layout)
-        shape = batch["input_ids"].shape
-        if shape not in compiled:
-            lowered = lower_train_step(config, state, batch, objective=PairObjective())
-            compiled[shape] = compile_lowered(lowered)
-        began = clocks()
-        state, values = compiled[shape](state, batch)
-        jax.block_until_ready(state)
-        return clocks() - began, float(values["loss"]), batch["input_ids"].size
-
-    return run
-
-
-def their_step(arguments, rows: list[dict], size: int, **_):
-    """Returns the same function for sentence-transformers."""
-    model = SentenceTransformer(str(arguments.model), device="cpu").train()
-    model.max_seq_length = 128
-    loss_of = losses.MultipleNegativesRankingLoss(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
-
-    def run(chosen: np.ndarray) -> tuple[np.ndarray, float, int]:
-        inputs = [
-            model.preprocess([rows[i][text] for i in chosen]) for text in ("query", "positive")
-        ]
-        began = clocks()
-        optimizer.zero_grad()
-        loss = loss_of(inputs, None)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return clocks() - began, loss.item(), sum(x["input_ids"].numel() for x in inputs)
-
-    return run
-
-
-def clocks() -> np.ndarray:
-    return np.array([time.perf_counter(), time.process_time()])
+def clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 if __name__ == "__main__":
