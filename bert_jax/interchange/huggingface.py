@@ -261,7 +261,7 @@ def is_generator(directory: Path) -> bool:
     path = directory / CONFIG
     if not path.is_file():
         return False
-    classes = name_map.read_json(path, hint=_HINT).get("architectures") or []
+    classes = huggingface_config.architectures(name_map.read_json(path, hint=_HINT), path)
     return "ElectraForMaskedLM" in classes
 
 

@@ -277,10 +277,10 @@ def with_parts(
     Parts that `config` does not have are omitted. Raises UsageError if the source lacks a part,
     unless `allow_missing_heads` initializes it from the seed, and for embeddings from a generator.
     """
-    if "embedding" in config.head.parts and huggingface.is_generator(source.directory):
+    if "embedding" in config.head.parts and huggingface.is_generator(source.tokenizer):
         raise UsageError(
-            f"{source.directory} is the generator of an ELECTRA (ElectraForMaskedLM); embeddings "
-            "start from its discriminator, or from the workdir of a run"
+            f"{source.directory} is an ELECTRA generator (ElectraForMaskedLM); train embeddings "
+            "from its discriminator, or from the workdir of a run"
         )
     wanted = config.head.with_parameters().parts
     fresh = tuple(part for part in wanted if part not in source.params)

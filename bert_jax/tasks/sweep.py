@@ -132,8 +132,9 @@ def finetune(
 
 
 def _with_prompts(task: TaskSpec, source: LoadedCheckpoint) -> TaskSpec:
-    """Returns a task of texts that belong together with the prompts of the checkpoint in place of
-    those that are None. The texts of `similarity` have the same kind: the default prompt.
+    """Returns a task in which the checkpoint's prompts replace the prompts that are None.
+
+    Both texts of `similarity` get the default prompt. Other kinds of tasks have no prompts.
     """
     if task.kind not in ("pairs", "similarity"):
         return task
@@ -143,7 +144,7 @@ def _with_prompts(task: TaskSpec, source: LoadedCheckpoint) -> TaskSpec:
             names = names if task.kind == "pairs" else ()
             found[side] = recipe.with_first_prompt(names).prompt
             if found[side]:
-                note(f"`{side}` is that of the checkpoint: {found[side]!r}")
+                note(f"using the checkpoint's `{side}`: {found[side]!r}")
     if dense := [name for name, _ in recipe.steps if name != NORMALIZE[0]]:
         note(f"{source.directory}: {', '.join(dense)} after the pooling is not trained or exported")
     return dataclasses.replace(task, **found)

@@ -61,7 +61,7 @@ class TaskSpec:
     # answer's by more than this.
     with_unanswerable: bool = False
     null_threshold: float = 0.0
-    # For pairs: text before each query and before each document; None: that of the checkpoint.
+    # For pairs: text before each query and before each document; None: the checkpoint's.
     query_prompt: str | None = None
     document_prompt: str | None = None
 

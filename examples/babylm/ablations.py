@@ -54,7 +54,6 @@ def study() -> Study:
         ),
         seeds=3,
         probes=("blimp",) if "BLIMP" in os.environ else (),
-        compare_on="tasks",
     )
 
 
