@@ -328,9 +328,13 @@ case "$*" in
     "stop bert-jax") # KillMode=mixed: SIGTERM for the main process
         runs "$HOME/unit.pid" || exit 0
         touch "$HOME/unit.stopping"
-        runs "$HOME/main.pid" || runs "$HOME/unit.pid"
-        kill -TERM "$pid"
-        for _ in {1..6000}; do runs "$HOME/unit.pid" || break; sleep 0.01; done ;;
+        # A main process that has ended needs no signal, but ExecStopPost may still run.
+        sent=
+        for _ in {1..6000}; do
+            runs "$HOME/unit.pid" || break
+            [ "$sent" ] || { runs "$HOME/main.pid" && kill -TERM "$pid" && sent=1; }
+            sleep 0.01
+        done ;;
     "enable "*) touch "$HOME/enabled.${@: -1}" ;;
     "disable --now bert-jax") rm -f "$HOME/enabled.bert-jax" && exec "$0" stop bert-jax ;;
     "--no-block "*" bert-jax-cap")

@@ -85,7 +85,8 @@ class Machine:
 
     def trains(self) -> None:
         self.trainer = subprocess.Popen(["sleep", "600"])
-        (self.here.home() / "unit.pid").write_text(f"{self.trainer.pid}\n")
+        for name in ("unit.pid", "main.pid"):
+            (self.here.home() / name).write_text(f"{self.trainer.pid}\n")
         self.look()
 
     def saves(self) -> None:
