@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 LIST = Path(__file__).parent / "slow.txt"
-LIMIT = 1.0  # seconds, on two idle cores
+LIMIT = 0.7  # seconds, on two idle cores
 _HEAD = f"""\
 # Tests that take more than {LIMIT:g} s, written by `make mark-slow`; `make quick` leaves them out.
 # A line without brackets stands for all parameters of a test.
