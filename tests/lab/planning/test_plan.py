@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import importlib.util
-import itertools
 import json
 import math
 import re
@@ -383,22 +382,35 @@ class TestCompiled:
         assert collective_counts(plan) == counts
 
 
-@pytest.mark.parametrize("topology", ["v3:4x8", "v4:4x4x4", "v5e:8x8", "v5p:4x4x4", "v6e:8x8"])
+@pytest.mark.parametrize(
+    ("topology", "width"),
+    # The compiler of v3 all-reduces matrices of less than 512 x 512.
+    [("v3:4x8", 512), *((name, 256) for name in ("v4:4x4x4", "v5e:8x8", "v5p:4x4x4", "v6e:8x8"))],
+)
 class TestGradients:
     pytestmark = needs_compiler
 
-    def test_they_are_cut_where_they_are_summed(self, topology, capsys):
+    def test_they_are_cut_where_they_are_summed(self, topology, width, capsys):
         """On 64 devices, only biases, norms and metrics are all-reduced."""
-        arguments = ["plan", "bert_large", "--topology", topology, "--json"]
         rows = {"sequence_length": 128, "steps": 900_000, "global_batch_size": 256}
-        small = ["model.num_hidden_layers=2", f"phases={json.dumps([rows])}"]
-        assert main([*arguments, *itertools.chain(*(("--set", each) for each in small))]) == 0
+        changes = {
+            "model.num_hidden_layers": 2,
+            "model.hidden_size": width,
+            "model.num_attention_heads": width // 64,
+            "model.intermediate_size": 4 * width,
+            "model.vocab_size": 30 * width + 1,  # it does not divide over 64 devices
+            "phases": json.dumps([rows]),
+        }
+        arguments = ["plan", "bert_large", "--topology", topology, "--json"]
+        for name, value in changes.items():
+            arguments += ["--set", f"{name}={value}"]
+        assert main(arguments) == 0
         (phase,) = json.loads(capsys.readouterr().out)["phases"]
         found: dict[str, int] = collections.Counter()
         for traffic in phase["collectives"]:
             found[traffic["kind"]] += traffic["bytes"]
         weights = 2 * phase["memory"]["weights"] * 64 / 4  # in bfloat16
-        assert found["all-reduce"] < 4e6
+        assert found["all-reduce"] < 0.1 * weights
         assert found["reduce-scatter"] < 1.2 * weights and found["all-gather"] < 1.2 * weights
 
 
