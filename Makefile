@@ -111,7 +111,7 @@ $(VENV)-libtpu/.there: $(VENV)/.dev
 	touch $@
 
 compiler: $(VENV)-libtpu/.there  ## steps compiled for TPUs, by the real compiler
-	PYTHONPATH=$(abspath $(VENV)-libtpu) $(BIN)/python -m pytest -m tpu_compiler $(call marked,tpu_compiler) $(TESTS)
+	PYTHONPATH=$(abspath $(VENV)-libtpu) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m tpu_compiler $(call marked,tpu_compiler) $(TESTS)
 
 # What a worker has, and Beam, which allows other versions than the rest of the package.
 $(VENV)-beam/.there: $(VENV)/.dev
