@@ -246,11 +246,14 @@ def read(directory: Path, *, encoder_only: bool = False) -> EmbeddingRecipe:
             place = "" if pooling else " before Pooling"
             raise UsageError(
                 f"{directory / MODULES}: {kind} is not supported{place}; the supported modules are "
-                "an encoder, Pooling, Dense and Normalize, in this order: `pooling` mean uses the "
-                "encoder's states without the rest"
+                "an encoder, Pooling, Dense and Normalize, in this order; `bert-jax embed` with "
+                "`pooling` mean uses the encoder's states without the rest"
             )
     if not pooling:
-        raise UsageError(f"{directory / MODULES} has no Pooling; name one with `pooling`")
+        raise UsageError(
+            f"{directory / MODULES} has no Pooling: add the module; `bert-jax embed` also takes "
+            "`pooling` instead"
+        )
     return dataclasses.replace(
         recipe, pooling=pooling, steps=tuple(steps), pools_prompt=pools_prompt
     )

@@ -31,6 +31,11 @@ class GlueTask(NamedTask):
     has_short_lines: bool = False
 
     @property
+    def remedy(self) -> str:
+        """The fix for a missing column: a user does not choose the columns."""
+        return f"use the files of GLUE's {self.name}"
+
+    @property
     def test(self) -> dict[str, str]:
         """The files to predict, and their names in a submission."""
         if len(self.dev) == 1:
@@ -69,6 +74,7 @@ class GlueTask(NamedTask):
             label_column=self.spec.label_column,
             header=self.columns,
             reading=replace(reading, skips_records=skips_records),
+            remedy=self.remedy,
         )
 
     def _from_tfds(self, source: str, split: str) -> Iterator[TextRow]:

@@ -106,7 +106,10 @@ def write_submission(predictor: Predictor, folder: Path, output: Path) -> list[P
     found = []
     for name, submission in task.test.items():
         rows = read_rows(
-            glue.find_file(folder, name), text_columns=task.spec.text_columns, label_column=None
+            glue.find_file(folder, name),
+            text_columns=task.spec.text_columns,
+            label_column=None,
+            remedy=task.remedy,
         )
         found.append((submission, predictor.rows(list(rows))))
     with name_map.new_directory(output) as building:

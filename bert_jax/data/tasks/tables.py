@@ -76,6 +76,7 @@ def read_rows(
     header: Sequence[str] | None = None,
     id_column: str | None = None,
     reading: SourceOptions | None = None,
+    remedy: str = "",
 ) -> list[TextRow]:
     """Returns the rows of a source: a file, folder or glob of `.tsv`, `.csv`, `.jsonl`, `.parquet`
     or `.arrow`, compressed or not, local or at an address; `tfds:NAME[:SPLIT]`, or `-` for stdin.
@@ -84,7 +85,8 @@ def read_rows(
     is read, and plain text is also accepted, with one text (or a pair separated by a tab) per line.
     A row with a label that is null, empty or "-" is skipped, with a note. A label may be a list of
     numbers. With `reading.skips_records`, rows that cannot be read are skipped, with a note. Raises
-    UsageError that names file, row and column.
+    UsageError that names file, row and column; `remedy` is the fix for a missing column, by
+    default the options that name columns.
     """
     source, reading = str(source), reading or SourceOptions()
     if not reading.columns and header:
@@ -95,7 +97,7 @@ def read_rows(
         of_cells = f"ignore further cells with `columns` {','.join([*reading.columns, MORE])}"
     fields = {"text": text_columns, "label": label_column, "id": id_column}
     given = " or ".join(f"`{field}`" for field, asked in fields.items() if asked)
-    remedy = f"name one of these with {given}; {_OF_TABLE}"
+    remedy = remedy or f"name one of these with {given}; {_OF_TABLE}"
     columns = Columns([(nfc(name),) for name in names], remedy, of_cells)
     findings = Findings()
     records = Records(source, reading, findings)
