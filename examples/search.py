@@ -3,16 +3,18 @@
     python examples/search.py docs: --model runs/first --model runs/embedder "how to sort a list"
 
 The text is any source of `bert-jax prepare`. A model is a run or a directory. BM25 needs the
-package bm25s (`pip install -e '.[retrieval]'`).
+package bm25s (`pip install -e '.[retrieval]'`); without it, only the models are compared.
 """
 
 import argparse
+import importlib.util
+import sys
 
-import numpy as np
-
-import bert_jax
 from bert_jax.data.sources.read import read_documents
-from bert_jax.inference.retrieve import bm25_search
+from bert_jax.errors import BertJaxError, install_command
+from bert_jax.inference.retrieve import bm25_search, search, text_vectors
+from bert_jax.interchange.sentence_transformers import DOCUMENT_PROMPTS, QUERY_PROMPTS
+from bert_jax.pretrained.load import load_checkpoint
 
 # Words of a paragraph: a shorter one is mostly a heading.
 _LEAST_WORDS, _SHOWN_WORDS = 8, 30
@@ -30,14 +32,20 @@ def main() -> None:
     paragraphs = {text for document in read_documents([arguments.source]) for text in document}
     passages = sorted(text for text in paragraphs if len(text.split()) >= _LEAST_WORDS)
     print(f"{len(passages):,} paragraphs")
-    found = {"BM25": bm25_search(arguments.queries, passages, arguments.top)}
+    found = {}
+    if importlib.util.find_spec("bm25s"):
+        found["BM25"] = bm25_search(arguments.queries, passages, arguments.top)
+    else:
+        print(f"for BM25: {install_command('bm25s')}", file=sys.stderr)
     for place in arguments.model:
-        model = bert_jax.load(place)
-        queries, vectors = (
-            model.embed(texts, length=arguments.length, normalize=True)
-            for texts in (arguments.queries, passages)
+        model = load_checkpoint(place, allow_missing_heads=True)
+        queries, vectors = text_vectors(
+            model,
+            (arguments.queries, QUERY_PROMPTS),
+            (passages, DOCUMENT_PROMPTS),
+            length=arguments.length,
         )
-        found[place] = np.argsort(-queries @ vectors.T, axis=1)[:, : arguments.top]
+        found[place], _ = search(queries, vectors, arguments.top, mesh=model.mesh)
     for number, query in enumerate(arguments.queries):
         print(f"\n{query}")
         for name, rows in found.items():
@@ -48,4 +56,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BertJaxError as error:
+        sys.exit(f"error: {error}")

@@ -19,6 +19,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 
 from bert_jax.data.matching.identity import identify
 from bert_jax.data.sources.read import read_documents
+from bert_jax.errors import BertJaxError
 
 # The files of BabyLM have few blank lines. Lines are joined to documents of at least so many words.
 _DOCUMENT_WORDS = 1000
@@ -166,4 +168,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BertJaxError as error:
+        sys.exit(f"error: {error}")

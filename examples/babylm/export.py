@@ -9,9 +9,11 @@ so the same command continues after an interruption, and after more training.
 import argparse
 import os
 import shutil
+import sys
 from pathlib import Path
 
 from bert_jax.data.corpus.several import open_corpora
+from bert_jax.errors import BertJaxError
 from bert_jax.pretrained.export import export_checkpoint
 from bert_jax.pretrained.load import run_config
 from bert_jax.training.pretrain import pipeline_of
@@ -57,4 +59,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BertJaxError as error:
+        sys.exit(f"error: {error}")

@@ -7,10 +7,12 @@ Checkpoints are kept after 1, 2, ..., 10, 20, ..., 100 times --unit words.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from bert_jax.config_loader import load_config
 from bert_jax.data.corpus.several import open_corpora
+from bert_jax.errors import BertJaxError
 from bert_jax.training.pretrain import pipeline_of
 
 _MARKS = (*range(1, 10), *range(10, 101, 10))
@@ -37,4 +39,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BertJaxError as error:
+        sys.exit(f"error: {error}")
