@@ -1,7 +1,9 @@
 """The verbs that score vectors and mine negatives, from files to output, with a tiny model."""
 
 import json
+import runpy
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.tasks.scores import spearman
 from bert_jax.tasks.vector_scores import Retrieval, score_vectors
 from tests.batches import mesh_of
+from tests.paths import ROOT
 from tests.tiny_corpus import documents as stories
 
 _PROMPTS = {"query": "search: ", "passage": "answer: "}
@@ -78,6 +81,22 @@ def test_prompts_are_those_of_the_directory(embedder):
         assert np.allclose(found, expected, atol=1e-6)
     (found,) = retrieve.text_vectors(checkpoint, (texts, sentence_transformers.DOCUMENT_PROMPTS))
     assert np.allclose(found, normalized(model.embed([f"answer: {t}" for t in texts], length=32)))
+
+
+def test_the_example_searches_with_prompts(embedder, tmp_path, capsys, monkeypatch):
+    passages = [f"Story {n}: {story.split('.')[0]}." for n, story in enumerate(_STORIES)]
+    passages = [each for each in passages if len(each.split()) >= 8]
+    (tmp_path / "stories.txt").write_text("\n\n".join(passages))
+    asked, model = queries()[3], bert_jax.load(embedder)
+    source, length = str(tmp_path / "stories.txt"), ("--length", "32")
+    monkeypatch.setattr(
+        sys, "argv", ["search.py", source, asked, *length, "--model", str(embedder)]
+    )
+    runpy.run_path(str(ROOT / "examples/search.py"), run_name="__main__")
+    (query,) = model.embed([f"search: {asked}"], length=32)
+    scores = normalized(model.embed([f"answer: {each}" for each in passages], length=32)) @ query
+    *_, shown = capsys.readouterr().out.splitlines()
+    assert shown == f"  {embedder}: {passages[np.argmax(scores)]}"
 
 
 def test_a_prompt_that_is_refused_costs_no_time(embedder, beir, capsys, monkeypatch):
