@@ -384,8 +384,8 @@ class TestCompiled:
 
 @pytest.mark.parametrize(
     ("topology", "width"),
-    # The compiler of v3 all-reduces matrices of less than 512 x 512.
-    [("v3:4x8", 512), *((name, 256) for name in ("v4:4x4x4", "v5e:8x8", "v5p:4x4x4", "v6e:8x8"))],
+    # The compilers of v3, v4 and v5p treat narrower matrices differently.
+    [("v3:4x8", 512), ("v4:4x4x4", 512), ("v5e:8x8", 256), ("v5p:4x4x4", 512), ("v6e:8x8", 256)],
 )
 class TestGradients:
     pytestmark = needs_compiler
@@ -410,7 +410,7 @@ class TestGradients:
         for traffic in phase["collectives"]:
             found[traffic["kind"]] += traffic["bytes"]
         weights = 2 * phase["memory"]["weights"] * 64 / 4  # in bfloat16
-        assert found["all-reduce"] < 0.1 * weights
+        assert found["all-reduce"] < 4000 * width  # the positions take half of it
         assert found["reduce-scatter"] < 1.2 * weights and found["all-gather"] < 1.2 * weights
 
 
