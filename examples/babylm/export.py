@@ -62,4 +62,5 @@ if __name__ == "__main__":
     try:
         main()
     except BertJaxError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
