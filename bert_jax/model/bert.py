@@ -33,6 +33,29 @@ PRE_TRAINING = HeadConfig()
 _HEAD_LAYER = 2**31 + 1
 
 
+class _Keys(nnx.RngStream):
+    """The keys of `nnx.RngStream`, counted in Python.
+
+    Its own count is an array, and in a trace Flax compares the array's sharding after each key. A
+    tracer has none, and the message of that error prints a part of the trace.
+    """
+
+    def __init__(self, seed: int):
+        super().__init__(seed, tag="default")
+        self.drawn = 0
+
+    def __call__(self) -> jax.Array:
+        key = jax.random.fold_in(self.key[...], self.drawn)
+        self.drawn += 1
+        return key
+
+
+def _rngs(seed: int) -> nnx.Rngs:
+    rngs = nnx.Rngs(seed)
+    rngs.default = _Keys(seed)
+    return rngs
+
+
 class Bert(nnx.Module):
     """The encoder and the parts that `head` names."""
 
@@ -104,7 +127,7 @@ def init_params(config: ModelConfig, head: HeadConfig = PRE_TRAINING, *, seed: i
     """Returns new float32 parameters: a nested dict with a subtree per part, and in it one per
     layer.
     """
-    return nnx.to_pure_dict(nnx.split(Bert(config, head, rngs=nnx.Rngs(seed)))[1])
+    return nnx.to_pure_dict(nnx.split(Bert(config, head, rngs=_rngs(seed)))[1])
 
 
 def abstract_params(config: ModelConfig, head: HeadConfig = PRE_TRAINING) -> Params:
@@ -168,4 +191,4 @@ def _abstract_params(config: ModelConfig, head: HeadConfig) -> Params:
 @functools.cache
 def _structure(config: ModelConfig, head: HeadConfig) -> tuple[Any, Any]:
     """Returns the graph of a `Bert` and its state without values; computed once per process."""
-    return nnx.split(nnx.eval_shape(lambda: Bert(config, head, rngs=nnx.Rngs(0))))
+    return nnx.split(nnx.eval_shape(lambda: Bert(config, head, rngs=_rngs(0))))
