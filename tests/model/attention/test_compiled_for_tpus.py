@@ -21,11 +21,13 @@ pytestmark = [
     ),
 ]
 
-_ROWS, _HEADS, _SIZE, _LENGTH = 4, 2, 64, 8192
+_ROWS, _HEADS, _SIZE = 4, 2, 64
 
 
 @pytest.mark.parametrize("generation", CHIPS)
 def test_what_serves_long_rows_compiles_without_their_square(generation):
+    # The square of 4,096 fits into a second memory of v4 (CMEM, 128 MB), which is not counted.
+    length = 8192 if generation == "v4" else 4096
     topologies.prepare_environment()
     shape = "2x2x1" if CHIPS[generation].dimensions == 3 else "2x2"
     topology = topologies.parse(f"{generation}:{shape}")
@@ -43,11 +45,11 @@ def test_what_serves_long_rows_compiles_without_their_square(generation):
     with jax.set_mesh(mesh):
         rows = sharding.batch_sharding(mesh)
         by_heads = jax.NamedSharding(mesh, jax.P(rows.spec[0], "tensor", None, None))
-        x = jax.ShapeDtypeStruct((_ROWS, _HEADS, _SIZE, _LENGTH), "bfloat16", sharding=by_heads)
-        ids = jax.ShapeDtypeStruct((_ROWS, _LENGTH), "int32", sharding=rows)
+        x = jax.ShapeDtypeStruct((_ROWS, _HEADS, _SIZE, length), "bfloat16", sharding=by_heads)
+        ids = jax.ShapeDtypeStruct((_ROWS, length), "int32", sharding=rows)
         step = jax.jit(jax.grad(all_of_them, argnums=(0, 1, 2)))
         lowered = step.trace(x, x, x, ids, ids).lower(lowering_platforms=("tpu",))
         options: Any = compiler_options.for_platform("tpu")
         memory: Any = lowered.compile(compiler_options=options).memory_analysis()
-    square = 2 * _LENGTH**2  # of one head of one row
+    square = 2 * length**2  # of one head of one row
     assert memory.temp_size_in_bytes < square
