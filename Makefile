@@ -36,17 +36,21 @@ define environment
 	$(PYTHON) -m venv $(VENV)
 endef
 
+# alone COMMAND: not while another `make` installs this tree, whose builds would meet in it.
+alone := $(PYTHON) -c 'import fcntl, subprocess, sys; file = open("pyproject.toml"); \
+	fcntl.flock(file, fcntl.LOCK_EX); sys.exit(subprocess.call(sys.argv[1:]))'
+
 # install LOCK,EXTRAS: the packages of locks/LOCK.txt and the project, which is built with the locked
 # build tools. Locks are complete, so pip resolves nothing.
 ifdef LOCKED
 define install
 	$(INSTALL) --no-deps --require-hashes -r locks/build.txt
 	$(INSTALL) --no-deps --require-hashes --no-build-isolation -r locks/$(1).txt
-	$(INSTALL) --no-deps --no-build-isolation --editable .
+	$(alone) $(INSTALL) --no-deps --no-build-isolation --editable .
 endef
 else
 define install
-	$(INSTALL) --upgrade --editable '.$(2)'
+	$(alone) $(INSTALL) --upgrade --editable '.$(2)'
 endef
 endif
 
