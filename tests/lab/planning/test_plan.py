@@ -392,7 +392,7 @@ class TestGradients:
 
     def test_they_are_cut_where_they_are_summed(self, topology, width, capsys):
         """On 64 devices, only biases, norms and metrics are all-reduced."""
-        rows = {"sequence_length": 128, "steps": 900_000, "global_batch_size": 256}
+        rows = {"sequence_length": 32, "steps": 900_000, "global_batch_size": 256}
         changes = {
             "model.num_hidden_layers": 2,
             "model.hidden_size": width,
