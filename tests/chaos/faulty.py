@@ -333,8 +333,9 @@ def say(value: str) -> None:
 
 
 if __name__ == "__main__":
-    # Processes that a shell starts in the background ignore SIGINT.
+    # Processes that a shell starts in the background ignore SIGINT, and those of nohup SIGHUP.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     split = sys.argv.index("--")
     for fault in sys.argv[1:split]:
         kind, _, argument = fault.partition("=")

@@ -179,6 +179,12 @@ def test_a_stage_error_is_one_line(tmp_path, sources, beginning):
     assert "bad.jsonl, line 1 is not JSON" in done.stderr.splitlines()[-1]
 
 
+def heard() -> None:
+    """A shell's background ignores interrupts, nohup SIGHUP, and so do their children."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def begun(
     sources: list[str], output: Path, environment: dict[str, str]
@@ -193,8 +199,7 @@ def begun(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A background shell ignores interrupts, and so do its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heard,
     ) as process:
         yield process
 
