@@ -1,13 +1,15 @@
 """Compares training on pairs of texts with sentence-transformers: scores, and seconds per step.
 
     python benchmarks/embedding_against_torch.py similarity STSB_FOLDER MODEL WORKDIR [options]
-    python benchmarks/embedding_against_torch.py step TEXT_FILE MODEL WORKDIR [options]
+    python benchmarks/embedding_against_torch.py step PAIRS.jsonl|TEXT_FILE MODEL WORKDIR [options]
 
 MODEL is a directory of sentence-transformers. `similarity` trains MODEL with CoSENT on GLUE's STS-B
 (train.tsv.gz, dev.tsv.gz), once per seed on each side, with the same rows, schedule and AdamW, and
 prints Spearman's correlation on the development set. A finished seed in WORKDIR is not trained
-again. `step` times the training step of InfoNCE on both sides in turns; each line of TEXT_FILE is a
-paragraph. Needs the extra `parity`, and `similarity` the packages `datasets` and `accelerate`.
+again. `step` times the training step of InfoNCE on both sides in turns: PAIRS has objects with
+`query` and `positive`; a paragraph of TEXT_FILE, one per line, is cut into a query and a document
+of fixed lengths. Needs the extra `parity`, and `similarity` the packages `datasets` and
+`accelerate`.
 """
 
 import argparse
@@ -60,7 +62,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--learning-rate", type=float, default=2e-5)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--sentences", action="store_true", help="query: the first sentence")
     arguments = parser.parse_args()
     arguments.workdir.mkdir(parents=True, exist_ok=True)
     (similarity if arguments.what == "similarity" else step)(arguments)
@@ -165,22 +166,22 @@ def theirs_scores(model: SentenceTransformer, dev: list[dict]) -> float:
 # --- step
 
 
-def pairs_of(path: Path, *, sentences: bool, count: int) -> list[dict]:
-    found = []
-    for line in path.open(encoding="utf-8"):
-        words = line.split()
-        query, _, document = line.strip().partition(". ")
-        if not sentences:
-            query, document = " ".join(words[:QUERY]), " ".join(words[QUERY:])
-            document *= len(words) >= QUERY + DOCUMENT
-        if query and document:
-            found.append({"query": query, "positive": document})
+def pairs_of(path: Path, *, count: int) -> list[dict]:
+    lines = [*path.open(encoding="utf-8")]
+    if path.suffix == ".jsonl":
+        return random.Random(0).sample([json.loads(line) for line in lines], count)
+    split = [line.split() for line in lines]
+    found = [
+        {"query": " ".join(words[:QUERY]), "positive": " ".join(words[QUERY:])}
+        for words in split
+        if len(words) >= QUERY + DOCUMENT
+    ]
     return random.Random(0).sample(found, count)
 
 
 def step(arguments) -> None:
     size = arguments.batch_size or 128
-    rows = pairs_of(arguments.data, sentences=arguments.sentences, count=size * 4)
+    rows = pairs_of(arguments.data, count=size * 4)
     train = write(arguments.workdir / "pairs.jsonl", rows[: size * 3])
     dev = write(arguments.workdir / "dev.jsonl", rows[size * 3 :])
     mesh = sharding.make_mesh(fsdp=-1, tensor=1)
