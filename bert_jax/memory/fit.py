@@ -186,8 +186,8 @@ def settle(
     """Returns the config to run.
 
     `choose` searches for a number of microbatches and an evaluation batch size that fit. A run with
-    a checkpoint keeps its settings, unless `allowed` names the number of microbatches, or its
-    batches do not divide over these devices. Raises UsageError if no step fits.
+    a checkpoint keeps its settings, unless `allowed` names the number of microbatches, or these
+    devices cannot share its batches. Raises UsageError if no step fits.
     """
     has_steps = (directory / run_directory.CONFIG).is_file() and bool(checkpoint.steps(directory))
     if not has_steps:
@@ -201,8 +201,8 @@ def settle(
 
 
 def _as_begun(config: TrainConfig, directory: Path, mesh: Mesh) -> TrainConfig | None:
-    """Returns the config with the settings chosen for the run in a directory; None if its batches
-    then do not divide over these devices.
+    """Returns the config with the settings chosen for the run in a directory; None if these devices
+    cannot share its batches then.
     """
     stored = flatten(config_loader.load_config_json(directory / run_directory.CONFIG))
     begun = replaced(config, {name: stored[name] for name in (MICROBATCHES, EVALUATION_ROWS)})
@@ -210,8 +210,8 @@ def _as_begun(config: TrainConfig, directory: Path, mesh: Mesh) -> TrainConfig |
     for number, phase in enumerate(begun.phases):
         pieces = begun.in_phase(number).optimizer.gradient_accumulation_steps
         if phase.global_batch_size % (sharding.row_shards(mesh) * pieces):
-            note(f"`fit_memory`: the settings of this run ({kept}) do not divide over these "
-                 "devices; choosing new ones")  # fmt: skip
+            note(f"`fit_memory`: these devices cannot share the batches of this run ({kept}); "
+                 "choosing new settings")  # fmt: skip
             return None
     note(f"`fit_memory`: keeping the settings of this run: {kept} (pretrain chooses again "
          f"with `allow_change` {MICROBATCHES})")  # fmt: skip

@@ -187,11 +187,11 @@ def row_shards(mesh: Any) -> int:
 def rows_per_device(mesh: Mesh, rows: int) -> int:
     """Returns how many rows of a global batch each device has.
 
-    Raises ValueError if the rows do not divide.
+    Raises ValueError if the devices cannot share the rows equally.
     """
     shards = row_shards(mesh)
     if rows % shards:
-        raise ValueError(f"a batch of {rows} rows does not divide over {shards} devices")
+        raise ValueError(f"{shards} devices cannot share a batch of {rows} rows equally")
     return rows // shards
 
 

@@ -43,7 +43,7 @@ _Sums = dict[str, Any]
 def batch_shape(config: TrainConfig, phase: PhaseConfig, *, devices: int) -> PhaseConfig:
     """Returns the shape of one evaluation batch of a phase.
 
-    The batch is rounded up to divide over the devices, which does not change the result. A phase's
+    The batch is a multiple of the devices, which does not change the result. A phase's
     mask rate does not apply, because the curve would jump where it changes. Rows are never packed,
     so that packed and other runs are evaluated on the same set.
     """

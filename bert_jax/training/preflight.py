@@ -33,8 +33,8 @@ def mesh_of(config: TrainConfig) -> Mesh:
 
 
 def require_on_mesh(config: TrainConfig, mesh: Mesh) -> None:
-    """Checks that each phase's batches divide over the devices, and that `compute.attention`
-    supports the config.
+    """Checks that the devices can share each phase's batches, and that `compute.attention` supports
+    the config.
     """
     kind, name = mesh.devices.flat[0].device_kind, config.compute.attention
     if (problem := refusal(name, config, device_kind=kind)) is not None:
@@ -51,8 +51,8 @@ def require_on_mesh(config: TrainConfig, mesh: Mesh) -> None:
             if fitting:
                 remedy = f"set optimizer.gradient_accumulation_steps={fitting[-1]}, or {remedy}"
             raise UsageError(
-                f"config {config.name!r}: phases.{number}.global_batch_size is {rows}, which does "
-                f"not divide over {shards} (devices that share a batch, times "
+                f"config {config.name!r}: phases.{number}.global_batch_size is {rows}, which is "
+                f"not a multiple of {shards} (devices that share a batch, times "
                 f"optimizer.gradient_accumulation_steps); {remedy}"
             )
 

@@ -333,7 +333,7 @@ def say(value: str) -> None:
 
 
 if __name__ == "__main__":
-    # Processes that a shell starts in the background ignore SIGINT, and those of nohup SIGHUP.
+    # Background processes of a shell ignore SIGINT; processes under nohup ignore SIGHUP.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     split = sys.argv.index("--")

@@ -111,10 +111,10 @@ def test_a_missing_column(tmp_path, refused):
     [
         ("phases.0.sequence_length=64", "longer than the position table"),
         ("model.vocab_size=200", "token ids up to 226, but model.vocab_size is 200"),
-        ("phases.0.global_batch_size=15", "batch_size is 15, which does not divide over 2"),
+        ("phases.0.global_batch_size=15", "batch_size is 15, which is not a multiple of 2"),
         (
             "optimizer.gradient_accumulation_steps=8",
-            "over 16 (devices that share a batch, times optimizer.gradient_accumulation_steps); "
+            "of 16 (devices that share a batch, times optimizer.gradient_accumulation_steps); "
             "--set optimizer.gradient_accumulation_steps=4, or use a batch size of 16",
         ),
         ("mesh.fsdp=3", "1 x 3 x 1, but there are 2 devices"),

@@ -180,7 +180,7 @@ def test_a_stage_error_is_one_line(tmp_path, sources, beginning):
 
 
 def heard() -> None:
-    """A shell's background ignores interrupts, nohup SIGHUP, and so do their children."""
+    """Background processes of a shell ignore SIGINT; processes under nohup ignore SIGHUP."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

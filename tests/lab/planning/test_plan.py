@@ -398,7 +398,7 @@ class TestGradients:
             "model.hidden_size": width,
             "model.num_attention_heads": width // 64,
             "model.intermediate_size": 4 * width,
-            "model.vocab_size": 30 * width + 1,  # it does not divide over 64 devices
+            "model.vocab_size": 30 * width + 1,  # not a multiple of 64 devices
             "phases": json.dumps([rows]),
         }
         arguments = ["plan", "bert_large", "--topology", topology, "--json"]
