@@ -302,8 +302,8 @@ def test_a_gradient_is_summed_after_every_use_and_one_axis_after_the_other(shape
     assert sums[-1][1].partitions == stored.partitions
 
 
-def test_a_batch_must_divide_over_the_devices():
+def test_devices_share_a_batch_equally():
     mesh = mesh_of(8)
     assert sharding.rows_per_device(mesh, 24) == 3
-    with pytest.raises(ValueError, match=r"20 rows .*8 devices"):
+    with pytest.raises(ValueError, match=r"8 devices .*20 rows"):
         sharding.rows_per_device(mesh, 20)
