@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--max-steps", type=int, default=-1)
     parser.add_argument("--bf16", action="store_true", help="autocast")
+    parser.add_argument("--compile", action="store_true", help="torch.compile")
     arguments = parser.parse_args()
     (train if arguments.what == "train" else score)(arguments)
 
@@ -110,6 +111,7 @@ def train(arguments) -> None:
         logging_steps=200,
         use_cpu=True,
         bf16=arguments.bf16,
+        torch_compile=arguments.compile,
     )
     began = time.perf_counter()
     Trainer(
