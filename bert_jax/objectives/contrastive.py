@@ -27,7 +27,7 @@ from bert_jax.model.losses import Sums
 from bert_jax.model.microbatches import in_microbatches, joined_microbatches
 from bert_jax.model.sharding import reshaped
 from bert_jax.objectives.objective import Figure, Objective
-from bert_jax.objectives.pair_losses import texts_of_widths
+from bert_jax.objectives.pair_losses import Texts
 from bert_jax.objectives.task import TaskObjective
 
 # What the encoder reads.
@@ -137,18 +137,19 @@ def pair_sums(
     with weights of 1; FlagEmbedding has the mean).
     """
     options = config.embedding
-    widths = (vectors_NTD.shape[-1], *options.dims)
-    each = texts_of_widths(
-        vectors_NTD[:, 0],
-        vectors_NTD[:, 1:],
-        widths=widths,
-        is_cosine=options.similarity == "cosine",
+    texts = Texts(
+        queries_ND=vectors_NTD[:, 0],
+        documents_NCD=vectors_NTD[:, 1:],
         weights_N=weights_N,
         query_ids_N2=ids_NT2[:, 0],
         document_ids_NC2=ids_NT2[:, 1:],
         scores_NC=jnp.zeros_like(vectors_NTD[:, 1:, 0]) if scores_NC is None else scores_NC,
     )
-    found = [options.loss.mean(texts) for texts in each]
+    is_cosine = options.similarity == "cosine"
+    found = [
+        options.loss.mean(texts.with_width(width, is_cosine=is_cosine))
+        for width in (vectors_NTD.shape[-1], *options.dims)
+    ]
     count = jnp.sum(weights_N)
     return {
         "contrastive_loss": sum(loss for loss, _ in found) * count,

@@ -7,7 +7,6 @@ Dims: N examples (a query and its documents), C documents of an example, the fir
 N x C documents of the batch, K columns of a softmax, D width of a vector.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -35,9 +34,7 @@ Mean = tuple[jax.Array, jax.Array]
 
 
 class Texts(NamedTuple):
-    """The texts of a global batch. Arrays are cut by examples, but for those named `all`, which are
-    whole on every device.
-    """
+    """The texts of a global batch. All arrays are cut by examples."""
 
     queries_ND: jax.Array
     documents_NCD: jax.Array
@@ -48,49 +45,22 @@ class Texts(NamedTuple):
     document_ids_NC2: jax.Array
     # The scores of a file: one for each document, or one for the pair.
     scores_NC: jax.Array
-    all_queries_ND: jax.Array
-    all_documents_MD: jax.Array
+
+    def with_width(self, width: int, *, is_cosine: bool) -> "Texts":
+        """Returns the texts with the first columns of each vector, of length 1 where similarities
+        are cosines.
+        """
+        cut = [vectors[..., :width] for vectors in (self.queries_ND, self.documents_NCD)]
+        queries, documents = map(normalized, cut) if is_cosine else cut
+        return self._replace(queries_ND=queries, documents_NCD=documents)
+
+    def all_documents(self) -> jax.Array:
+        """Returns the documents of all queries `[M, D]`, whole on every device."""
+        return on_every_device(reshaped(self.documents_NCD, (-1, self.documents_NCD.shape[-1])))
 
     def own(self) -> jax.Array:
         """Returns the similarity of each query and its own documents `[N, C]`."""
         return jnp.einsum("nd,ncd->nc", self.queries_ND, self.documents_NCD, precision=_EXACT)
-
-
-def texts_of_widths(
-    queries_ND: jax.Array,
-    documents_NCD: jax.Array,
-    *,
-    widths: Sequence[int],
-    is_cosine: bool,
-    **values: jax.Array,
-) -> list[Texts]:
-    """Returns the texts with vectors of each of the `widths`: the first columns, of length 1 where
-    similarities are cosines. All widths are gathered at once. `values` are the other arrays.
-    """
-
-    def parts(vectors: jax.Array) -> list[jax.Array]:
-        cut = [vectors[..., :width] for width in widths]
-        return [normalized(part) for part in cut] if is_cosine else cut
-
-    queries, documents = parts(queries_ND), parts(documents_NCD)
-    examples, count = documents_NCD.shape[:2]
-    all_queries = on_every_device(jnp.concatenate(queries, axis=-1))
-    joined_NCW = jnp.concatenate(documents, axis=-1)
-    all_documents = on_every_device(reshaped(joined_NCW, (examples * count, sum(widths))))
-    found, at = [], 0
-    for width, query_ND, document_NCD in zip(widths, queries, documents, strict=True):
-        columns = slice(at, at + width)
-        at += width
-        found.append(
-            Texts(
-                queries_ND=query_ND,
-                documents_NCD=document_NCD,
-                all_queries_ND=all_queries[:, columns],
-                all_documents_MD=all_documents[:, columns],
-                **values,
-            )
-        )
-    return found
 
 
 def normalized(vectors: jax.Array) -> jax.Array:
@@ -152,7 +122,7 @@ def info_nce(options: InfoNCE, texts: Texts) -> Mean:
         weights_N = weights_N * laid_out(counts_N, batch_spec())
         first_N, first_M = _is_first(queries_N2, is_there_N), _is_first(documents_M2, is_there_M)
     documents = _Columns(
-        vectors_KD=texts.all_documents_MD,
+        vectors_KD=texts.all_documents(),
         is_candidate_K=first_M,
         ids_K2=documents_M2,
         owner_ids_K2=jnp.repeat(queries_N2, count, axis=0),
@@ -163,7 +133,7 @@ def info_nce(options: InfoNCE, texts: Texts) -> Mean:
     loss = _weighted(loss_N, weights_N)
     if options.symmetric:
         queries = _Columns(
-            vectors_KD=texts.all_queries_ND,
+            vectors_KD=on_every_device(texts.queries_ND),
             is_candidate_K=first_N,
             ids_K2=queries_N2,
             owner_ids_K2=documents_M2[::count],

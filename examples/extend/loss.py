@@ -28,7 +28,7 @@ class Sigmoid(PairLoss, kind="sigmoid"):
 
     def mean(self, texts: Texts) -> tuple[jax.Array, jax.Array]:
         # Queries are divided over the devices; all devices have all M documents.
-        queries_ND, documents_MD = texts.queries_ND, texts.all_documents_MD
+        queries_ND, documents_MD = texts.queries_ND, texts.all_documents()
         products_NM = jnp.einsum("nd,md->nm", queries_ND, documents_MD, precision="highest")
         examples, count = texts.documents_NCD.shape[:2]
         number_N = jax.lax.broadcasted_iota(jnp.int32, (examples,), 0, out_sharding=over_batch())

@@ -11,7 +11,7 @@ import pytest
 from bert_jax.config import InfoNCE
 from bert_jax.config.embedding import EmbeddingConfig, PairLoss
 from bert_jax.objectives import pair_losses
-from bert_jax.objectives.pair_losses import CoSENT, KullbackLeibler, MarginMSE, texts_of_widths
+from bert_jax.objectives.pair_losses import CoSENT, KullbackLeibler, MarginMSE, Texts
 from tests.batches import mesh_of
 
 
@@ -39,16 +39,16 @@ def texts(values: dict, *, is_cosine: bool = True, widths: tuple[int, ...] = ())
     def ids(numbers):  # the second word decides where the first is equal
         return jnp.stack([numbers % 2, numbers // 2], axis=-1).astype(jnp.int32)
 
-    return texts_of_widths(
-        values["queries"],
-        values["documents"],
-        widths=widths or (values["queries"].shape[1],),
-        is_cosine=is_cosine,
+    whole = Texts(
+        queries_ND=values["queries"],
+        documents_NCD=values["documents"],
         weights_N=values["weights"],
         query_ids_N2=ids(values["query_ids"]),
         document_ids_NC2=ids(values["document_ids"]),
         scores_NC=values["scores"],
     )
+    widths = widths or (values["queries"].shape[1],)
+    return [whole.with_width(width, is_cosine=is_cosine) for width in widths]
 
 
 def means(options: PairLoss, values: dict, **of_texts: Any) -> list:

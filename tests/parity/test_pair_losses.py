@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import InfoNCE
-from bert_jax.objectives.pair_losses import CoSENT, KullbackLeibler, MarginMSE, texts_of_widths
+from bert_jax.objectives.pair_losses import CoSENT, KullbackLeibler, MarginMSE, Texts
 
 torch = pytest.importorskip("torch", reason="needs the 'parity' extra")
 losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
@@ -46,16 +46,15 @@ def theirs(make, *, documents: int, scores=None, dims=()):
 
 def ours(options, *, documents: int, scores=None, dims=(), is_cosine: bool = True):
     def loss(queries, texts):
-        each = texts_of_widths(
-            queries,
-            texts,
-            widths=(_WIDTH, *dims),
-            is_cosine=is_cosine,
+        whole = Texts(
+            queries_ND=queries,
+            documents_NCD=texts,
             weights_N=jnp.ones(_EXAMPLES),
             query_ids_N2=jnp.arange(2 * _EXAMPLES).reshape(-1, 2),
             document_ids_NC2=jnp.arange(2 * texts[..., 0].size).reshape(*texts.shape[:2], 2),
             scores_NC=jnp.zeros(texts.shape[:2]) if scores is None else jnp.asarray(scores),
         )
+        each = [whole.with_width(width, is_cosine=is_cosine) for width in (_WIDTH, *dims)]
         return sum(options.mean(found)[0] for found in each)
 
     value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(_QUERIES, _TEXTS[:, :documents])
