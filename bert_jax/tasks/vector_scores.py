@@ -19,7 +19,7 @@ from bert_jax.data.tasks.tables import TextRow, read_rows
 from bert_jax.data.tokenizer.tokenizer import load_tokenizer
 from bert_jax.errors import UsageError
 from bert_jax.inference.retrieval_scores import DEEPEST, FIGURES, retrieval_scores
-from bert_jax.inference.retrieve import Embedder, bm25_search, search, text_vectors
+from bert_jax.inference.retrieve import Embedder, bm25_search, search
 from bert_jax.interchange.sentence_transformers import (
     DOCUMENT_PROMPTS,
     QUERY_PROMPTS,
@@ -27,7 +27,6 @@ from bert_jax.interchange.sentence_transformers import (
     recipe_of_run,
 )
 from bert_jax.model.flops import encoder_flops
-from bert_jax.pretrained.load import LoadedCheckpoint
 from bert_jax.progress import note
 from bert_jax.tasks.scores import spearman
 from bert_jax.tasks.sequence_classification import number_of
@@ -89,18 +88,6 @@ class Similarity:
 
 # Texts, and what their vectors should show.
 VectorSet = Retrieval | Similarity
-
-
-def score_vectors(
-    checkpoint: LoadedCheckpoint,
-    given: VectorSet,
-    *,
-    length: int | None = None,
-    dims: int | None = None,
-) -> dict[str, float]:
-    """Returns the scores of the vectors of a checkpoint, or of their first `dims` columns."""
-    vectors = text_vectors(checkpoint, *given.texts, length=length, dims=dims)
-    return given.score(*vectors, mesh=checkpoint.mesh)
 
 
 def read_sets(

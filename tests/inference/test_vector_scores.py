@@ -18,7 +18,7 @@ from bert_jax.inference.forward import Forward
 from bert_jax.interchange import sentence_transformers
 from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.tasks.scores import spearman
-from bert_jax.tasks.vector_scores import Retrieval, score_vectors
+from bert_jax.tasks.vector_scores import Retrieval
 from tests.batches import mesh_of
 from tests.paths import ROOT
 from tests.tiny_corpus import documents as stories
@@ -153,12 +153,14 @@ def test_bm25_is_shown_for_comparison(embedder, beir, capsys):
 
 
 def test_scores_are_equal_on_one_and_eight_devices(embedder, beir):
-    found = Retrieval(read_retrieval_set(beir))
-    one, eight = (
-        load_checkpoint(embedder, allow_missing_heads=True, mesh=mesh_of((devices, 1, 1)))
-        for devices in (1, 8)
-    )
-    assert score_vectors(one, found) == pytest.approx(score_vectors(eight, found), abs=1e-12)
+    given = Retrieval(read_retrieval_set(beir))
+
+    def scores(devices: int) -> dict[str, float]:
+        mesh = mesh_of((devices, 1, 1))
+        checkpoint = load_checkpoint(embedder, allow_missing_heads=True, mesh=mesh)
+        return given.score(*retrieve.text_vectors(checkpoint, *given.texts), mesh=mesh)
+
+    assert scores(1) == pytest.approx(scores(8), abs=1e-12)
 
 
 def test_similarity_is_spearmans_correlation_with_the_cosine(embedder, tmp_path, capsys):

@@ -148,8 +148,9 @@ def _print(found: dict[str, Any]) -> None:
 
 def _score_vectors(options: EvaluateOptions) -> None:
     """Prints a table for each set with a row for each checkpoint, or an object for each row."""
+    from bert_jax.inference.retrieve import text_vectors
     from bert_jax.pretrained.load import load_checkpoint
-    from bert_jax.tasks.vector_scores import Retrieval, read_sets, score_vectors
+    from bert_jax.tasks.vector_scores import Retrieval, read_sets
 
     named = [str(each or "") for each in (options.retrieval, options.similarity)]
     sets = read_sets(*named, text=options.text, label=options.label)
@@ -159,8 +160,10 @@ def _score_vectors(options: EvaluateOptions) -> None:
             checkpoint = load_checkpoint(
                 each, allow_missing_heads=True, ignore_unexpected=options.ignore_unexpected
             )
-            scores = score_vectors(checkpoint, given, length=options.length, dims=options.dims)
-            found[str(each)] = scores
+            vectors = text_vectors(
+                checkpoint, *given.texts, length=options.length, dims=options.dims
+            )
+            found[str(each)] = given.score(*vectors, mesh=checkpoint.mesh)
         if isinstance(given, Retrieval) and importlib.util.find_spec(BM25):
             found["BM25"] = given.bm25()
         elif isinstance(given, Retrieval):

@@ -7,6 +7,8 @@ of Wang et al. 2022 (arXiv:2212.03533, E5); one text twice is SimCSE (Gao et al.
 arXiv:2104.08821), where dropout makes the difference.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from bert_jax.config import DataConfig
@@ -30,25 +32,26 @@ class PairPlan(SpanPlan):
         return super().lengths + 1  # the second [CLS]
 
 
+# The first token of each query, its length, and the same of each document: int64 `[R]`.
+Spans = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
 class PairRows(SpanRows):
-    """The base of rows with a query and a document."""
+    """Rows with a query and a document. `spans(split, room, key)` chooses them; together they have
+    at most `room` tokens.
+    """
 
     num_special = 4
     texts = 2
 
-    def spans(
-        self, split: Split, *, room: int, key: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the first token of each query, its length, and the same of each document: int64
-        `[R]`. Together they have at most `room` tokens.
-        """
-        raise NotImplementedError
+    def __init__(self, spans: Callable[[Split, int, int], Spans]):
+        self._spans = spans
 
     def plan(
         self, split: Split, *, options: DataConfig, sequence_length: int, key: int
     ) -> SpanPlan:
         """Returns the rows of one epoch."""
-        found = self.spans(split, room=sequence_length - self.num_special, key=key)
+        found = self._spans(split, sequence_length - self.num_special, key)
         start, length = (np.stack(found[i::2], axis=1).reshape(-1) for i in range(2))
         rows = start.size // 2
         if not rows:
@@ -75,70 +78,63 @@ class PairRows(SpanRows):
         return {"input_ids": input_ids, "token_type_ids": types, "lengths": lengths, **places}
 
 
-def _passages(split: Split, room: int, least: int = 2) -> tuple[np.ndarray, np.ndarray]:
+def _passages(split: Split, room: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the first token and the length of each passage: documents cut into `room` tokens and
-    a rest. Passages of fewer than `least` tokens are left out.
+    a rest. Passages of one token are left out.
     """
     begin = documents(split, room)
     length = np.diff(begin, append=split.sentence_starts[-1])
-    is_kept = length >= least
+    is_kept = length > 1
     return begin[is_kept], length[is_kept]
 
 
-class Crops(PairRows):
+def _crops(split: Split, room: int, key: int) -> Spans:
     """Two independent crops of a passage."""
+    begin, length = _passages(split, room)
+    shortest = np.maximum(np.ceil(_SHORTEST_CROP * length).astype(np.int64), 1)
+    longest = np.maximum((_LONGEST_CROP * length).astype(np.int64), shortest)
 
-    def spans(self, split, *, room, key):
-        begin, length = _passages(split, room)
-        shortest = np.maximum(np.ceil(_SHORTEST_CROP * length).astype(np.int64), 1)
-        longest = np.maximum((_LONGEST_CROP * length).astype(np.int64), shortest)
-        found = []
-        for text in range(2):
-            keys = counter_rng.bits(counter_rng.derive(key, text), np.arange(begin.size))
-            size = shortest + counter_rng.randint(counter_rng.bits(keys, 0), longest - shortest + 1)
-            found += [begin + counter_rng.randint(counter_rng.bits(keys, 1), length - size + 1)]
-            found += [size]
-        return tuple(found)
+    def crop(text: int) -> tuple[np.ndarray, np.ndarray]:
+        keys = counter_rng.bits(counter_rng.derive(key, text), np.arange(begin.size))
+        size = shortest + counter_rng.randint(counter_rng.bits(keys, 0), longest - shortest + 1)
+        start = begin + counter_rng.randint(counter_rng.bits(keys, 1), length - size + 1)
+        return start, size
+
+    return *crop(0), *crop(1)
 
 
-class Adjacent(PairRows):
+def _adjacent(split: Split, room: int, key: int) -> Spans:
     """A passage in two, at the end of the sentence that is nearest to its middle."""
-
-    def spans(self, split, *, room, key):
-        begin, length = _passages(split, room)
-        sentences, _ = split.starts()
-        middle = begin + length // 2
-        after = np.searchsorted(sentences, middle)
-        ends = np.stack([sentences[np.maximum(after - 1, 0)], sentences[after]])
-        nearest = np.where(middle - ends[0] < ends[1] - middle, ends[0], ends[1])
-        is_inside = (nearest > begin) & (nearest < begin + length)
-        cut = np.where(is_inside, nearest, middle)
-        return begin, cut - begin, cut, begin + length - cut
+    begin, length = _passages(split, room)
+    sentences, _ = split.starts()
+    middle = begin + length // 2
+    after = np.searchsorted(sentences, middle)
+    ends = np.stack([sentences[np.maximum(after - 1, 0)], sentences[after]])
+    nearest = np.where(middle - ends[0] < ends[1] - middle, ends[0], ends[1])
+    is_inside = (nearest > begin) & (nearest < begin + length)
+    cut = np.where(is_inside, nearest, middle)
+    return begin, cut - begin, cut, begin + length - cut
 
 
-class TitleBody(PairRows):
+def _title_body(split: Split, room: int, key: int) -> Spans:
     """The first sentence of a document, and what follows it. Documents of one sentence are left
     out.
     """
-
-    def spans(self, split, *, room, key):
-        sentences, of_documents = split.starts()
-        first = of_documents[:-1][np.diff(of_documents) > 1]
-        last = of_documents[1:][np.diff(of_documents) > 1]
-        begin, body, end = sentences[first], sentences[first + 1], sentences[last]
-        title = np.minimum(body - begin, room // 2)
-        return begin, title, body, np.minimum(end - body, room - title)
+    sentences, of_documents = split.starts()
+    first = of_documents[:-1][np.diff(of_documents) > 1]
+    last = of_documents[1:][np.diff(of_documents) > 1]
+    begin, body, end = sentences[first], sentences[first + 1], sentences[last]
+    title = np.minimum(body - begin, room // 2)
+    return begin, title, body, np.minimum(end - body, room - title)
 
 
-class Same(PairRows):
+def _same(split: Split, room: int, key: int) -> Spans:
     """A passage twice."""
-
-    def spans(self, split, *, room, key):
-        begin, length = _passages(split, room // 2)
-        return begin, length, begin, length
+    begin, length = _passages(split, room // 2)
+    return begin, length, begin, length
 
 
-CROPS = Crops()
-ADJACENT = Adjacent()
-TITLE_BODY = TitleBody()
-SAME = Same()
+CROPS = PairRows(_crops)
+ADJACENT = PairRows(_adjacent)
+TITLE_BODY = PairRows(_title_body)
+SAME = PairRows(_same)
