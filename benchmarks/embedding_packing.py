@@ -55,7 +55,8 @@ def one_text_per_row(features: Features, rows: np.ndarray, *, pad: int) -> dict[
         "text_positions": np.zeros((size.size, 1), np.int32),
     }
     ones = np.ones((len(rows), 1), np.float32)
-    return batch | text_ids(batch, texts=1) | {"weights": ones, "labels": 0 * ones}
+    ids = text_ids(batch, texts=1)
+    return batch | {"text_ids": ids, "weights": ones, "labels": 0 * ones}
 
 
 def main() -> None:

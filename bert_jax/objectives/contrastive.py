@@ -10,13 +10,14 @@ width.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import HeadConfig, ModelConfig, PhaseConfig, TrainConfig
+from bert_jax.config import EmbeddingConfig, HeadConfig, ModelConfig, PhaseConfig, TrainConfig
 from bert_jax.data.pairs.texts import fields_of_texts, text_ids
 from bert_jax.data.pretraining.batch import INPUTS, Batch, Draw
 from bert_jax.model import bert
@@ -49,8 +50,9 @@ class Contrastive(Objective):
     )
 
     def collate(self, rows: Batch, draw: Draw) -> Batch:
-        weights = np.ones((len(rows["input_ids"]), 1), np.float32)
-        return {name: rows[name] for name in _READ} | text_ids(rows, texts=2) | {"weights": weights}
+        ids = text_ids(rows, texts=2)
+        weights = np.ones((len(ids), 1), np.float32)
+        return {name: rows[name] for name in _READ} | {"text_ids": ids, "weights": weights}
 
     def forward(
         self,
@@ -60,19 +62,21 @@ class Contrastive(Objective):
         config: TrainConfig,
         key: DropoutKey | None,
     ) -> Sums:
-        vectors_BPD = vectors(params, batch, config=config, key=key)
         examples = batch["weights"].size
 
         def of_examples(x: jax.Array) -> jax.Array:
             return reshaped(x, (examples, -1, *x.shape[2:]))
 
-        return pair_sums(
-            of_examples(vectors_BPD),
-            of_examples(jnp.stack([batch["text_ids"], batch["text_ids_high"]], axis=-1)),
-            of_examples(batch["weights"])[:, 0],
-            config=config,
-            scores_NC=of_examples(batch["labels"]) if "labels" in batch else None,
+        vectors_NTD = of_examples(vectors(params, batch, config=config, key=key))
+        no_scores_NC = jnp.zeros_like(vectors_NTD[:, 1:, 0])
+        texts = Texts(
+            queries_ND=vectors_NTD[:, 0],
+            documents_NCD=vectors_NTD[:, 1:],
+            weights_N=of_examples(batch["weights"])[:, 0],
+            ids_NT=of_examples(batch["text_ids"]),
+            scores_NC=of_examples(batch["labels"]) if "labels" in batch else no_scores_NC,
         )
+        return pair_sums(texts, config.embedding)
 
     def counts(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {"contrastive": jnp.maximum(jnp.sum(batch["weights"]), 1.0)}
@@ -97,17 +101,12 @@ def vectors(
     in that many microbatches, of which the backward pass keeps nothing but their vectors.
     """
     inputs = {name: batch[name] for name in _READ}
+    apply = functools.partial(
+        bert.apply, config=config.model, head=config.head, compute=config.compute
+    )
 
     def encode(params: bert.Params, inputs: dict[str, jax.Array], key: Any) -> jax.Array:
-        outputs = bert.apply(
-            params,
-            inputs,
-            config=config.model,
-            head=config.head,
-            compute=config.compute,
-            key=key,
-        )
-        return outputs["embeddings"]
+        return apply(params, inputs, key=key)["embeddings"]
 
     microbatches = config.optimizer.gradient_accumulation_steps
     if key is None or microbatches == 1:
@@ -123,34 +122,18 @@ def vectors(
     return joined_microbatches(found)
 
 
-def pair_sums(
-    vectors_NTD: jax.Array,
-    ids_NT2: jax.Array,
-    weights_N: jax.Array,
-    *,
-    config: TrainConfig,
-    scores_NC: jax.Array | None = None,
-) -> Sums:
-    """Returns the sums of a batch of examples, whose first text is the query.
+def pair_sums(texts: Texts, options: EmbeddingConfig) -> Sums:
+    """Returns the sums of a batch.
 
     The loss of several widths is the sum of the losses (MatryoshkaLoss of sentence-transformers
     with weights of 1; FlagEmbedding has the mean).
     """
-    options = config.embedding
-    texts = Texts(
-        queries_ND=vectors_NTD[:, 0],
-        documents_NCD=vectors_NTD[:, 1:],
-        weights_N=weights_N,
-        query_ids_N2=ids_NT2[:, 0],
-        document_ids_NC2=ids_NT2[:, 1:],
-        scores_NC=jnp.zeros_like(vectors_NTD[:, 1:, 0]) if scores_NC is None else scores_NC,
-    )
     is_cosine = options.similarity == "cosine"
     found = [
         options.loss.mean(texts.with_width(width, is_cosine=is_cosine))
-        for width in (vectors_NTD.shape[-1], *options.dims)
+        for width in (texts.queries_ND.shape[1], *options.dims)
     ]
-    count = jnp.sum(weights_N)
+    count = jnp.sum(texts.weights_N)
     return {
         "contrastive_loss": sum(loss for loss, _ in found) * count,
         "contrastive_hits": found[0][1] * count,

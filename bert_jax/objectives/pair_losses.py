@@ -40,9 +40,8 @@ class Texts(NamedTuple):
     documents_NCD: jax.Array
     # 1, or 0 for an example that fills up the batch.
     weights_N: jax.Array
-    # Two words that are equal for equal texts: int32.
-    query_ids_N2: jax.Array
-    document_ids_NC2: jax.Array
+    # A number for each text, the query first: equal for equal texts, int32.
+    ids_NT: jax.Array
     # The scores of a file: one for each document, or one for the pair.
     scores_NC: jax.Array
 
@@ -83,9 +82,9 @@ class _Columns(NamedTuple):
 
     vectors_KD: jax.Array
     is_candidate_K: jax.Array
-    ids_K2: jax.Array
+    ids_K: jax.Array
     # The id of the text that a column belongs to, and whether it is that text's own.
-    owner_ids_K2: jax.Array
+    owner_ids_K: jax.Array
     is_own_K: jax.Array
 
 
@@ -93,8 +92,8 @@ class _Rows(NamedTuple):
     """The texts that look for their own column, cut by examples."""
 
     vectors_ND: jax.Array
-    ids_N2: jax.Array
-    target_ids_N2: jax.Array
+    ids_N: jax.Array
+    target_ids_N: jax.Array
     target_N: jax.Array  # the own column: int32
 
 
@@ -110,36 +109,35 @@ def info_nce(options: InfoNCE, texts: Texts) -> Mean:
     """
     examples, count = texts.documents_NCD.shape[:2]
     number_N = jax.lax.broadcasted_iota(jnp.int32, (examples,), 0, out_sharding=over_batch())
-    own_ids_N2 = texts.document_ids_NC2[:, 0]
+    query_ids_N, own_ids_N = texts.ids_NT[:, 0], texts.ids_NT[:, 1]
     is_there_N = on_every_device((texts.weights_N > 0).astype(jnp.int32)) > 0
-    queries_N2 = on_every_device(texts.query_ids_N2)
-    documents_M2 = on_every_device(reshaped(texts.document_ids_NC2, (examples * count, 2)))
+    queries_N = on_every_device(query_ids_N)
+    documents_M = on_every_device(reshaped(texts.ids_NT[:, 1:], (-1,)))
     is_there_M = jnp.repeat(is_there_N, count)
     weights_N, first_N, first_M = texts.weights_N, is_there_N, is_there_M
     if options.mask_duplicates:
-        pairs_N4 = jnp.concatenate([queries_N2, documents_M2[::count]], axis=1)
-        counts_N = _is_first(pairs_N4, is_there_N).astype(jnp.float32)
+        counts_N = _is_first(is_there_N, queries_N, documents_M[::count]).astype(jnp.float32)
         weights_N = weights_N * laid_out(counts_N, batch_spec())
-        first_N, first_M = _is_first(queries_N2, is_there_N), _is_first(documents_M2, is_there_M)
+        first_N, first_M = _is_first(is_there_N, queries_N), _is_first(is_there_M, documents_M)
     documents = _Columns(
         vectors_KD=texts.all_documents(),
         is_candidate_K=first_M,
-        ids_K2=documents_M2,
-        owner_ids_K2=jnp.repeat(queries_N2, count, axis=0),
+        ids_K=documents_M,
+        owner_ids_K=jnp.repeat(queries_N, count),
         is_own_K=jnp.arange(examples * count) % count == 0,
     )
-    rows = _Rows(texts.queries_ND, texts.query_ids_N2, own_ids_N2, number_N * count)
+    rows = _Rows(texts.queries_ND, query_ids_N, own_ids_N, number_N * count)
     loss_N, hits_N = _softmax(rows, documents, options)
     loss = _weighted(loss_N, weights_N)
     if options.symmetric:
         queries = _Columns(
             vectors_KD=on_every_device(texts.queries_ND),
             is_candidate_K=first_N,
-            ids_K2=queries_N2,
-            owner_ids_K2=documents_M2[::count],
+            ids_K=queries_N,
+            owner_ids_K=documents_M[::count],
             is_own_K=jnp.ones(examples, bool),
         )
-        rows = _Rows(texts.documents_NCD[:, 0], own_ids_N2, texts.query_ids_N2, number_N)
+        rows = _Rows(texts.documents_NCD[:, 0], own_ids_N, query_ids_N, number_N)
         loss = (loss + _weighted(_softmax(rows, queries, options)[0], weights_N)) / 2
     return loss, _weighted(hits_N, weights_N)
 
@@ -153,8 +151,8 @@ def _softmax(rows: _Rows, columns: _Columns, options: InfoNCE) -> Mean:
         own_N = jnp.sum(jnp.where(is_target, products, 0.0), axis=1)
         is_seen = columns.is_candidate_K[None]
         if options.mask_duplicates:
-            is_copy = _are_equal(rows.target_ids_N2, columns.ids_K2)
-            is_answer = _are_equal(rows.ids_N2, columns.owner_ids_K2) & columns.is_own_K
+            is_copy = rows.target_ids_N[:, None] == columns.ids_K
+            is_answer = (rows.ids_N[:, None] == columns.owner_ids_K) & columns.is_own_K
             is_seen = is_seen & ~is_copy & ~is_answer
         if options.false_negative_margin is not None:
             limit_N = jax.lax.stop_gradient(own_N) + options.false_negative_margin
@@ -184,16 +182,10 @@ def _tiles(rows: int, columns: int) -> int:
     return next((n for n in parts if of_device // n * columns <= _TILE), max(of_device, 1))
 
 
-def _are_equal(ids_N2: jax.Array, ids_K2: jax.Array) -> jax.Array:
-    """Returns which ids are equal `[N, K]`."""
-    low, high = (ids_N2[:, None, word] == ids_K2[None, :, word] for word in range(2))
-    return low & high
-
-
-def _is_first(ids_KW: jax.Array, is_there_K: jax.Array) -> jax.Array:
-    """Returns which texts are there and have no equal one before them."""
+def _is_first(is_there_K: jax.Array, *ids_K: jax.Array) -> jax.Array:
+    """Returns which texts are there and have no text with equal ids before them."""
     number_K = jnp.arange(is_there_K.size)
-    words = [~is_there_K, *ids_KW.T, number_K]
+    words = [~is_there_K, *ids_K, number_K]
     *keys, order_K = jax.lax.sort(words, num_keys=len(words))
     is_new_K = jnp.zeros(number_K.shape, bool).at[0].set(True)
     for key in keys:

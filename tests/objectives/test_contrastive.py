@@ -31,6 +31,7 @@ from bert_jax.errors import UsageError
 from bert_jax.model import bert
 from bert_jax.model.flops import encoder_flops
 from bert_jax.objectives.contrastive import CONTRASTIVE, pair_sums
+from bert_jax.objectives.pair_losses import Texts
 from bert_jax.pretrained.load import load_checkpoint
 from bert_jax.tasks.vector_scores import VectorScores
 from bert_jax.update.state import TrainState
@@ -144,17 +145,20 @@ def test_packed_pairs_have_the_loss_of_one_pair_per_row():
             for name, rows in alone.items():
                 values = batch[name][row][is_own]
                 rows.append(np.pad(values, (0, 32 - len(values))))
-            ids.append([batch[name][row, text] for name in ("text_ids", "text_ids_high")])
+            ids.append(batch["text_ids"][row, text])
     arrays = {name: np.array(rows, np.int32) for name, rows in alone.items()}
     arrays["token_type_ids"] = np.zeros_like(arrays["input_ids"])
     arrays["sequence_ids"] = (arrays["input_ids"] > 0).astype(np.int32)
     encode = functools.partial(bert.apply, config=model, head=packed.head, compute=packed.compute)
-    vectors = jax.jit(encode)(params, arrays)["embeddings"]
-    expected = jax.jit(functools.partial(pair_sums, config=packed))(
-        vectors.reshape(-1, 2, 32),
-        np.array(ids, np.int32).reshape(-1, 2, 2),
-        np.ones(len(ids) // 2, np.float32),
+    vectors = jax.jit(encode)(params, arrays)["embeddings"].reshape(-1, 2, 32)
+    texts = Texts(
+        queries_ND=vectors[:, 0],
+        documents_NCD=vectors[:, 1:],
+        weights_N=np.ones(len(vectors), np.float32),
+        ids_NT=np.array(ids, np.int32).reshape(-1, 2),
+        scores_NC=np.zeros((len(vectors), 1)),
     )
+    expected = jax.jit(functools.partial(pair_sums, options=packed.embedding))(texts)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5)
 

@@ -35,16 +35,12 @@ def without(values: dict, rows: list[int]) -> dict:
 
 def texts(values: dict, *, is_cosine: bool = True, widths: tuple[int, ...] = ()):
     """The texts with each of the widths; by default, with the whole width."""
-
-    def ids(numbers):  # the second word decides where the first is equal
-        return jnp.stack([numbers % 2, numbers // 2], axis=-1).astype(jnp.int32)
-
+    ids = [values["query_ids"][:, None], values["document_ids"]]
     whole = Texts(
         queries_ND=values["queries"],
         documents_NCD=values["documents"],
         weights_N=values["weights"],
-        query_ids_N2=ids(values["query_ids"]),
-        document_ids_NC2=ids(values["document_ids"]),
+        ids_NT=jnp.concatenate(ids, axis=1, dtype=jnp.int32),
         scores_NC=values["scores"],
     )
     widths = widths or (values["queries"].shape[1],)

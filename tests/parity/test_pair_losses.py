@@ -50,8 +50,7 @@ def ours(options, *, documents: int, scores=None, dims=(), is_cosine: bool = Tru
             queries_ND=queries,
             documents_NCD=texts,
             weights_N=jnp.ones(_EXAMPLES),
-            query_ids_N2=jnp.arange(2 * _EXAMPLES).reshape(-1, 2),
-            document_ids_NC2=jnp.arange(2 * texts[..., 0].size).reshape(*texts.shape[:2], 2),
+            ids_NT=jnp.arange(_EXAMPLES * (documents + 1)).reshape(_EXAMPLES, -1),
             scores_NC=jnp.zeros(texts.shape[:2]) if scores is None else jnp.asarray(scores),
         )
         each = [whole.with_width(width, is_cosine=is_cosine) for width in (_WIDTH, *dims)]

@@ -10,11 +10,10 @@ from bert_jax.data.pretraining.batch import INPUTS, Field
 
 def fields_of_texts(texts: int) -> dict[str, Field]:
     """Returns the arrays of a batch of examples with `texts` texts each: in addition to the inputs
-    of every encoder the first token of each text, an id of each text in two words (`text_ids`), and
-    the weight of each example.
+    of every encoder the first token and an id of each text (`text_ids`), and the weight of each
+    example.
     """
-    names = ("text_positions", "text_ids", "text_ids_high")
-    of_texts = dict.fromkeys(names, Field(f"{texts}P", np.int32))
+    of_texts = dict.fromkeys(("text_positions", "text_ids"), Field(f"{texts}P", np.int32))
     return {**INPUTS, **of_texts, "weights": Field("P", np.float32)}
 
 
@@ -36,12 +35,12 @@ def places_of_texts(text_lengths: np.ndarray, *, length: int) -> dict[str, np.nd
     }
 
 
-def text_ids(batch: Mapping[str, np.ndarray], *, texts: int) -> dict[str, np.ndarray]:
-    """Returns `text_ids` and `text_ids_high`, int32 `[R, texts]`: a hash of 64 bits of the tokens
-    of each text, by which equal texts are found on any device.
+def text_ids(batch: Mapping[str, np.ndarray], *, texts: int) -> np.ndarray:
+    """Returns a hash of the tokens of each text, int32 `[R, texts]`, by which equal texts are found
+    on any device.
 
-    Text t of a row `[R, L]` is where `sequence_ids` is t + 1. Two of a million texts have the same
-    hash with a chance of 3e-8.
+    Text t of a row `[R, L]` is where `sequence_ids` is t + 1. Two different texts have the same
+    hash with a chance of 2**-32; they are then treated as equal.
     """
     # The position makes the sum depend on the order.
     hashes = counter_rng.bits(0, batch["input_ids"], batch["position_ids"])
@@ -49,5 +48,4 @@ def text_ids(batch: Mapping[str, np.ndarray], *, texts: int) -> dict[str, np.nda
         np.sum(hashes, axis=1, where=batch["sequence_ids"] == text + 1, dtype=np.uint64)
         for text in range(texts)
     ]
-    words = np.stack(sums, axis=1)[..., None].view(np.int32)
-    return {"text_ids": words[..., 0], "text_ids_high": words[..., 1]}
+    return np.stack(sums, axis=1).astype(np.uint32).view(np.int32)

@@ -61,7 +61,8 @@ class PackedBatches:
         batch = arrays_of(self._features, rows[order], length=self.length)
         if "text_ids" in self._fields:
             texts = batch["text_positions"].shape[1]
-            batch |= text_ids(batch, texts=texts) | {"weights": batch["weights"][:, None]}
+            ids, weights_R = text_ids(batch, texts=texts), batch["weights"]
+            batch |= {"text_ids": ids, "weights": weights_R[:, None]}
         elif "text_positions" in self._fields:
             batch["text_positions"] = np.zeros(len(rows), np.int32)
             batch |= {name: batch[name][:, None] for name in self._fields.keys() - INPUTS.keys()}

@@ -90,7 +90,7 @@ def test_ids_of_texts_depend_on_tokens_and_their_order():
     sequences = np.array([[1, 1, 1, 2, 2, 2, 0]] * 2, np.int32)
     positions = np.array([[0, 1, 2, 0, 1, 2, 0]] * 2, np.int32)
     batch = {"input_ids": ids, "sequence_ids": sequences, "position_ids": positions}
-    low, high = text_ids(batch, texts=2).values()
-    assert low.dtype == high.dtype == np.int32 and low.shape == (2, 2)
-    words = np.stack([low, high], axis=-1).reshape(4, 2).tolist()
-    assert words[0] == words[1] == words[3] != words[2]
+    found = text_ids(batch, texts=2)
+    assert found.dtype == np.int32
+    (first, second), (third, fourth) = found.tolist()
+    assert first == second == fourth != third
