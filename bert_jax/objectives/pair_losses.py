@@ -40,7 +40,7 @@ class Texts(NamedTuple):
     documents_NCD: jax.Array
     # 1, or 0 for an example that fills up the batch.
     weights_N: jax.Array
-    # A number for each text, the query first: equal for equal texts, int32.
+    # A number for each text of an example, int32: the same for equal texts of the batch.
     ids_NT: jax.Array
     # The scores of a file: one for each document, or one for the pair.
     scores_NC: jax.Array
@@ -54,7 +54,9 @@ class Texts(NamedTuple):
         return self._replace(queries_ND=queries, documents_NCD=documents)
 
     def all_documents(self) -> jax.Array:
-        """Returns the documents of all queries `[M, D]`, whole on every device."""
+        """Returns the documents of all queries `[M, D]`, whole on every device, for the operations
+        that `on_every_device` names.
+        """
         return on_every_device(reshaped(self.documents_NCD, (-1, self.documents_NCD.shape[-1])))
 
     def own(self) -> jax.Array:

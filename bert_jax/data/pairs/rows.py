@@ -33,18 +33,19 @@ class PairPlan(SpanPlan):
 
 
 # The first token of each query, its length, and the same of each document: int64 `[R]`.
-Spans = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+_Spans = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class PairRows(SpanRows):
-    """Rows with a query and a document. `spans(split, room, key)` chooses them; together they have
-    at most `room` tokens.
+    """Rows with a query and a document.
+
+    `spans(split, room, key)` chooses both; together they have at most `room` tokens.
     """
 
     num_special = 4
     texts = 2
 
-    def __init__(self, spans: Callable[[Split, int, int], Spans]):
+    def __init__(self, spans: Callable[[Split, int, int], _Spans]):
         self._spans = spans
 
     def plan(
@@ -88,7 +89,7 @@ def _passages(split: Split, room: int) -> tuple[np.ndarray, np.ndarray]:
     return begin[is_kept], length[is_kept]
 
 
-def _crops(split: Split, room: int, key: int) -> Spans:
+def _crops(split: Split, room: int, key: int) -> _Spans:
     """Two independent crops of a passage."""
     begin, length = _passages(split, room)
     shortest = np.maximum(np.ceil(_SHORTEST_CROP * length).astype(np.int64), 1)
@@ -103,7 +104,7 @@ def _crops(split: Split, room: int, key: int) -> Spans:
     return *crop(0), *crop(1)
 
 
-def _adjacent(split: Split, room: int, key: int) -> Spans:
+def _adjacent(split: Split, room: int, key: int) -> _Spans:
     """A passage in two, at the end of the sentence that is nearest to its middle."""
     begin, length = _passages(split, room)
     sentences, _ = split.starts()
@@ -116,7 +117,7 @@ def _adjacent(split: Split, room: int, key: int) -> Spans:
     return begin, cut - begin, cut, begin + length - cut
 
 
-def _title_body(split: Split, room: int, key: int) -> Spans:
+def _title_body(split: Split, room: int, key: int) -> _Spans:
     """The first sentence of a document, and what follows it. Documents of one sentence are left
     out.
     """
@@ -128,7 +129,7 @@ def _title_body(split: Split, room: int, key: int) -> Spans:
     return begin, title, body, np.minimum(end - body, room - title)
 
 
-def _same(split: Split, room: int, key: int) -> Spans:
+def _same(split: Split, room: int, key: int) -> _Spans:
     """A passage twice."""
     begin, length = _passages(split, room // 2)
     return begin, length, begin, length
